@@ -1,0 +1,1 @@
+"""The judge: build sandbox, artefact audit, the four gates, the runner, timing."""

@@ -1,0 +1,1 @@
+"""Fences for untrusted code, strongest first."""

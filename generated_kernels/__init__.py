@@ -1,0 +1,1 @@
+"""The promoted kernels: sources, evidence, objects and the manifest. Data; nothing here is imported."""

@@ -1,0 +1,145 @@
+"""What every op states about itself. One subclass an op, one file each, in a model pack."""
+
+import abc
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
+from kgen.records import Problem, canonical_json, sha256_bytes
+
+Values = dict[str, torch.Tensor | int | float]
+StockFn = Callable[[Values], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Fewest bytes moved through device memory and floating-point operations of one call."""
+
+    bytes: int
+    flops: int
+
+    def floor_us(self, bytes_per_second: float) -> float:
+        return self.bytes / bytes_per_second * 1e6
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of input values. `steps` > 1: that many consecutive calls on the same state."""
+
+    name: str
+    doc: str
+    steps: int = 1
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A model's points: dims by name, token bins, padded counts. Data only."""
+
+    name: str
+    title: str
+    bins: tuple[int, ...]
+    padded: tuple[int, ...]  # counts between the bins that are measured too
+    quick_bins: tuple[int, ...]  # the compile gate's quick tier
+    served: tuple[str, ...]  # dims names that a promotion claims
+    small: str  # dims name small enough to interpret
+
+
+class Op(abc.ABC):
+    """An op contract. Arguments of a kernel: `tensors` in order, then `scalars`, then workspaces, then the stream."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    doc: ClassVar[str]
+    pack: ClassVar[Pack]
+    dims: ClassVar[Mapping[str, Mapping[str, int]]]
+    tensors: ClassVar[tuple[TensorSpec, ...]]
+    scalars: ClassVar[tuple[ScalarSpec, ...]] = ()
+    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # other axes, first value is the default
+    families: ClassVar[tuple[Family, ...]]
+    floor: ClassVar[float]  # relL2 against the rounded reference that is always allowed
+    chain: ClassVar[tuple[str, str] | None] = None  # (output, input) that a chained run joins
+    mutable_inputs: ClassVar[tuple[str, ...]] = ()  # inputs that the perf runner refills between replays
+
+    @abc.abstractmethod
+    def inputs(self, problem: Problem, family: str, seed: int, device: str) -> Values:
+        """Inputs, weights, states and scalars by name, deterministic in (problem, family, seed, device type)."""
+
+    @abc.abstractmethod
+    def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:
+        """What a serving engine runs unfused: values -> outputs and new states.
+
+        `compile` (torch.compile) is applied to the element-wise parts that an engine would have fused.
+        """
+
+    @abc.abstractmethod
+    def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
+        """Outputs and new states in float64; `rounded`: with the op's own roundings, as written."""
+
+    @abc.abstractmethod
+    def cost(self, problem: Problem) -> Cost: ...
+
+    def problem(self, dims: str, tokens: int, arch: str, axes: Mapping[str, str] | None = None) -> Problem:
+        """Raises ValueError (one line) for unknown dims, bins or axis values."""
+        if dims not in self.dims:
+            raise ValueError(f"{self.name} has no dims {dims!r}; known: {', '.join(self.dims)}")
+        if tokens not in self.pack.bins:
+            raise ValueError(f"{tokens} is not a token bin; bins: {', '.join(map(str, self.pack.bins))}")
+        chosen = {name: values[0] for name, values in self.axes.items()}
+        for name, value in (axes or {}).items():
+            if value not in self.axes.get(name, ()):
+                raise ValueError(f"{self.name} has no {name}={value!r}; known: {dict(self.axes)}")
+            chosen[name] = value
+        return Problem(self.name, dims, tokens, arch, chosen)
+
+    def sizes(self, problem: Problem) -> dict[str, int]:
+        """Dim symbols with their values, `tokens` included."""
+        return {**self.dims[problem.dims], "tokens": problem.tokens}
+
+    def present(self, problem: Problem) -> tuple[TensorSpec, ...]:
+        return tuple(t for t in self.tensors if t.present(problem.axes))
+
+    def outputs(self, problem: Problem) -> tuple[TensorSpec, ...]:
+        """Tensors that a call writes: outputs and states."""
+        return tuple(t for t in self.present(problem) if t.role in (Role.OUT, Role.STATE))
+
+    def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """Op-specific rules beyond exact tensors; one line per breach."""
+        return []
+
+    def bin_for(self, tokens: int) -> int:
+        """The bin that serves a true token count. Raises ValueError above the largest bin."""
+        for size in self.pack.bins:
+            if tokens <= size:
+                return size
+        raise ValueError(f"{self.name}: {tokens} tokens exceed the largest bin {self.pack.bins[-1]}")
+
+    def contract_sha256(self) -> str:
+        """Hash of what the contract says: signature data and the source of this op's file."""
+        signature = {
+            "name": self.name,
+            "dims": {k: dict(v) for k, v in self.dims.items()},
+            "tensors": [repr(t) for t in self.tensors],
+            "scalars": [repr(s) for s in self.scalars],
+            "families": [f.name for f in self.families],
+            "floor": self.floor,
+            "source": hashlib.sha256(inspect.getsource(type(self)).encode()).hexdigest(),
+        }
+        return sha256_bytes(canonical_json(signature))
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Ops by name."""
+
+    ops: Mapping[str, Op] = field(default_factory=dict)
+
+    def get(self, name: str) -> Op:
+        """Raises ValueError (one line, with near names) for an unknown op."""
+        if name not in self.ops:
+            raise ValueError(f"unknown op {name!r}; known ops: {', '.join(sorted(self.ops))}")
+        return self.ops[name]

@@ -1,0 +1,1 @@
+"""propose -> compile -> unit-numeric -> full-model-eval -> perf-sweep -> promotable, as a LangGraph graph."""

@@ -1,0 +1,1 @@
+"""Decode layers of the model pack, built from its ops."""

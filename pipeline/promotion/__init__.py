@@ -1,0 +1,1 @@
+"""Promote, roll back, verify: the only writers of a kernel set."""

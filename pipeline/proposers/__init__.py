@@ -1,0 +1,1 @@
+"""Who writes candidates: search, openai, mailbox, replay."""

@@ -1,0 +1,136 @@
+"""Records to JSON and back: one schema name per record, strict on reading.
+
+A reader of foreign JSON gets either a whole, typed record or one `RecordError` line that names the field.
+Not covered: migration between schema versions (an unknown version is refused with an upgrade hint).
+"""
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+R = TypeVar("R")
+
+
+class RecordError(ValueError):
+    """A record that cannot be read: the message says which field and what was expected."""
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_text(text: str) -> str:
+    return sha256_bytes(text.encode("utf-8"))
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte form that hashes and signatures are taken over."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def schema_of(cls: type) -> str:
+    return cast(str, getattr(cls, "SCHEMA", ""))
+
+
+def to_json(record: Any) -> Any:
+    """A JSON value for a record, a tuple, a mapping or a plain value; records carry their schema name."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        body: dict[str, Any] = {"schema": schema_of(type(record))} if schema_of(type(record)) else {}
+        for field in dataclasses.fields(record):
+            body[field.name] = to_json(getattr(record, field.name))
+        return body
+    if isinstance(record, enum.Enum):
+        return record.value
+    if isinstance(record, Mapping):
+        return {str(key): to_json(value) for key, value in record.items()}
+    if isinstance(record, tuple | list):
+        return [to_json(value) for value in record]
+    if isinstance(record, float) and not math.isfinite(record):
+        return str(record)  # JSON has no nan/inf; readers get the word
+    return record
+
+
+def from_json(cls: type[R], value: Any, where: str = "") -> R:
+    """Read a record of type `cls`. Raises RecordError naming the first field that does not fit."""
+    where = where or cls.__name__
+    if not isinstance(value, dict):
+        raise RecordError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    body = dict(value)
+    _check_schema(cls, body.pop("schema", None), where)
+    hints = typing.get_type_hints(cls)
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(cast(Any, cls)):
+        if field.name in body:
+            out[field.name] = _convert(hints[field.name], body.pop(field.name), f"{where}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise RecordError(f"{where}: field {field.name!r} is missing")
+    if body:
+        raise RecordError(f"{where}: unknown field {sorted(body)[0]!r}")
+    return cls(**out)
+
+
+def _check_schema(cls: type, found: Any, where: str) -> None:
+    expected = schema_of(cls)
+    if found == expected or (not expected and found is None):
+        return
+    if isinstance(found, str) and expected and found.rsplit("/", 1)[0] == expected.rsplit("/", 1)[0]:
+        raise RecordError(f"{where}: written by another kgen ({found}, this one reads {expected}); upgrade kgen")
+    raise RecordError(f"{where}: expected schema {expected!r}, got {found!r}")
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        inner = [a for a in typing.get_args(hint) if a is not type(None)]
+        return _convert(inner[0], value, where)
+    if origin is tuple:
+        return _convert_tuple(typing.get_args(hint), value, where)
+    if origin in (dict, Mapping) or hint in (dict, Mapping) or origin is not None:
+        return _convert_mapping(typing.get_args(hint), value, where)
+    if dataclasses.is_dataclass(hint):
+        return from_json(cast(type, hint), value, where)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            raise RecordError(f"{where}: {value!r} is not one of {[e.value for e in hint]}") from None
+    return _convert_plain(hint, value, where)
+
+
+def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise RecordError(f"{where}: expected a list, got {type(value).__name__}")
+    if len(args) == 2 and args[1] is Ellipsis:
+        return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if len(args) != len(value):
+        raise RecordError(f"{where}: expected {len(args)} items, got {len(value)}")
+    return tuple(_convert(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(args, value, strict=True)))
+
+
+def _convert_mapping(args: tuple[Any, ...], value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RecordError(f"{where}: expected an object, got {type(value).__name__}")
+    inner = args[1] if len(args) == 2 else Any
+    return {str(key): _convert(inner, item, f"{where}.{key}") for key, item in value.items()}
+
+
+def _convert_plain(hint: Any, value: Any, where: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and value in ("nan", "inf", "-inf"):
+        return float(value)
+    if hint is int and isinstance(value, bool):
+        raise RecordError(f"{where}: expected int, got bool")
+    if not isinstance(value, hint):
+        raise RecordError(f"{where}: expected {hint.__name__}, got {type(value).__name__}")
+    return value

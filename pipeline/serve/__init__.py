@@ -1,0 +1,1 @@
+"""Load promoted artefacts and launch them; any doubt gives the stock op."""

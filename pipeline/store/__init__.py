@@ -1,0 +1,1 @@
+"""Durable files: run folders, the result cache, locks and atomic writes."""
