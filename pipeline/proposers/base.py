@@ -1,0 +1,116 @@
+"""The one protocol of everything that writes candidates, and what passes through it.
+
+A proposer sees the op contract, the problems and the history of verdicts; it gives back sources. It has no authority:
+the gates decide. Candidates of one `propose` call are deterministic in (request.seed, request.history) for `search`
+and `replay`; a language model or a person is not. Not covered here: how often the loop asks, and when it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from kgen.records import Candidate, Problem, Verdict
+
+if TYPE_CHECKING:  # the op contract imports torch; the protocol itself stays light
+    from kgen.contract import Op
+
+History = tuple[tuple[Candidate, Verdict], ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What proposals cost. `cost_usd` is None where the price is not known; `estimated`: token counts are guesses."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    attempts: int = 0  # requests sent, retries included
+    seconds: float = 0.0
+    cost_usd: float | None = None
+    estimated: bool = False
+
+    def __add__(self, other: Usage) -> Usage:
+        known = [c for c in (self.cost_usd, other.cost_usd) if c is not None]
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.attempts + other.attempts,
+            self.seconds + other.seconds,
+            sum(known) if known else None,
+            self.estimated or other.estimated,
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What this request may still spend. None: no limit of that kind."""
+
+    cost_usd: float | None = None
+    tokens: int | None = None  # prompt and completion together
+    attempts: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalRequest:
+    """One question to a proposer. `deadline_s` counts from the call; `count` is how many candidates are wanted."""
+
+    op: Op
+    problems: tuple[Problem, ...]
+    archs: tuple[str, ...]
+    run: Path  # the run folder: prompts, answers and mailbox files are kept below it
+    history: History = ()
+    count: int = 1
+    seed: int = 0
+    deadline_s: float = 600.0
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The answer: candidates, what they cost, and in words why there are fewer than wanted.
+
+    `pending` is set when a person or another agent has still to answer: it says exactly which file to write.
+    Iterating over a proposal gives its candidates.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    note: str = ""
+    pending: str = ""
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self.candidates)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+
+class Proposer(Protocol):
+    """Raises ProposerError (try again), SetupError (a person must act), ProposerExhausted or BudgetError."""
+
+    @property
+    def name(self) -> str: ...
+
+    def propose(self, request: ProposalRequest) -> Proposal: ...
+
+
+class ProposerError(Exception):
+    """Infrastructure failed (endpoint, network, deadline): retryable. Carries what the failed attempts cost."""
+
+    def __init__(self, message: str, usage: Usage | None = None) -> None:
+        super().__init__(message)
+        self.usage = usage or Usage()
+
+
+class SetupError(ProposerError):
+    """The endpoint refuses this key, model or request: asking again will not help. The message says what to do."""
+
+
+class ProposerExhausted(ProposerError):
+    """Nothing more will come: the space is searched, the recording is used up, or the answers stay unusable."""
+
+
+class BudgetError(ProposerError):
+    """Going on would exceed the request's budget."""
