@@ -28,6 +28,10 @@ class Promotion:
     workspaces: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)  # problem key -> exported function name
     launches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # problem key -> kernel -> launches a call
+    previous: Mapping[str, int] = field(default_factory=dict)  # problem key -> seq that served it before (0: stock)
+    builds: str = ""  # path inside the set: build records, to which `verify` compares a rebuild
+    builds_sha256: str = ""
+    raw: str = ""  # path inside the set: compressed raw samples; their hash is in the evidence
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Manifest:
     promotions: tuple[Promotion, ...] = ()
     champions: Mapping[str, int] = field(default_factory=dict)
     history: tuple[Mapping[str, str], ...] = ()  # one line an event: seq, event, op, candidate, when
+    checksum: str = ""  # sha256 of the canonical JSON of all other fields: finds a flipped bit anywhere
 
     def promotion(self, seq: int) -> Promotion | None:
         return next((p for p in self.promotions if p.seq == seq), None)
