@@ -1,0 +1,170 @@
+"""One build, in a fenced fork: load the candidate, compile it for one problem, leave the files in the job folder.
+
+The only place where a candidate's Python runs. What it leaves (`kernel.o`, `.ptx`, `.cubin`, `result.json`) is
+untrusted: a candidate shares this process and could forge all of it, which is why the audit reads the object itself.
+Every failure of a candidate ends as a code and a message in result.json; a crash or a kill is seen by the server.
+"""
+
+import contextlib
+import importlib.util
+import json
+import linecache
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kgen.gates.builder import defects
+from kgen.gates.builder.protocol import CUBIN, FUNCTION, MODULE, OBJECT, PTX, RESULT, SOURCE
+
+OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir ."
+DTYPES = {  # contract dtype -> attribute of cutlass, for workspaces
+    "bf16": "BFloat16",
+    "f16": "Float16",
+    "f32": "Float32",
+    "i32": "Int32",
+    "i64": "Int64",
+    "u8": "Uint8",
+    "e4m3": "Float8E4M3FN",
+}
+DSL_CODE = re.compile(r"error\[([A-Z][A-Z0-9_]+)\]")
+# text of the message -> code; first hit decides
+BACKENDS = (
+    ("PTX assembly failed", "compile.ptxas"),
+    ("NVVM backend compilation failed", "compile.nvvm"),
+    ("std::bad_alloc", "compile.memory"),
+    ("out of memory", "compile.memory"),
+)
+# what Python raised -> code, after the compiler's own words were looked at
+EXCEPTIONS: tuple[tuple[type[BaseException], str], ...] = (
+    (SyntaxError, "compile.syntax"),
+    (NameError, "compile.name"),
+    (AttributeError, "compile.name"),
+    (ImportError, "compile.name"),
+    (MemoryError, "compile.memory"),
+    (RecursionError, "compile.recursion"),
+)
+
+
+class ContractError(Exception):
+    """The candidate does not keep the contract of docs/candidate.md."""
+
+
+def run(request: dict[str, Any]) -> int:
+    """Build and report. Returns the exit status: 0 built, 1 the candidate failed."""
+    started = time.monotonic()
+    try:
+        result = _build(request)
+    except BaseException as error:  # process boundary: a candidate may raise anything, SystemExit included
+        code, message = classify(error)
+        result = {"ok": False, "code": code, "message": message}
+    result["seconds"] = time.monotonic() - started
+    Path(RESULT).write_text(json.dumps(result), encoding="utf-8")
+    return 0 if result["ok"] else 1
+
+
+def _build(request: dict[str, Any]) -> dict[str, Any]:
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    signature, defect = request["signature"], request["defect"]
+    source = Path(SOURCE).read_text(encoding="utf-8")
+    if defect == "drop_last_k":
+        source = defects.drop_last_k(source)
+    module = load(MODULE, source)
+    point = (dict(signature["dims"]), signature["tokens"], signature["arch"])
+    host = _function(module, "build")(*point)
+    if not callable(host):
+        raise ContractError(f"build() returned {type(host).__name__}, not a @cute.jit host function")
+    workspaces = _workspaces(module, point)
+    design = str(getattr(module, "design", lambda *_: "")(*point))[:200]
+    tensors = [_fake(dtype, shape) for dtype, shape in signature["tensors"]]
+    scalars = [{"i32": cutlass.Int32, "f32": cutlass.Float32}[kind](value) for kind, value in signature["scalars"]]
+    spaces = [_fake(DTYPES[dtype], shape) for dtype, shape in workspaces]
+    arguments = [*tensors, *scalars, *spaces, make_fake_stream(use_tvm_ffi_env_stream=True)]
+    if defect == "tile_scale":
+        text = defects.scaled(len(tensors), len(scalars), len(spaces), signature["first_out"])
+        host = load("defect", text).wrap(host)
+    compiled = cute.compile(host, *arguments, options=OPTIONS)
+    compiled.export_to_c(OBJECT, function_name=FUNCTION)
+    Path(PTX).write_text(compiled.artifacts.PTX, encoding="utf-8")
+    Path(CUBIN).write_bytes(compiled.artifacts.CUBIN)
+    return {"ok": True, "workspaces": workspaces, "design": design}
+
+
+def load(name: str, source: str) -> ModuleType:
+    """Execute `source` as module `name`; the compiler finds its text through linecache."""
+    path = f"{name}.py"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    spec = importlib.util.spec_from_loader(name, loader=None)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = path
+    sys.modules[name] = module
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module
+
+
+def _function(module: ModuleType, name: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ContractError(f"the file defines no function {name}(dims, tokens, arch)")
+    return found  # type: ignore[no-any-return]
+
+
+def _workspaces(module: ModuleType, point: tuple[Any, ...]) -> list[tuple[str, list[int]]]:
+    """What workspaces() declares, checked: a list of (dtype, shape)."""
+    declared = _function(module, "workspaces")(*point) if hasattr(module, "workspaces") else []
+    if not isinstance(declared, list | tuple):
+        raise ContractError(f"workspaces() returned {type(declared).__name__}, not a list of (dtype, shape)")
+    out: list[tuple[str, list[int]]] = []
+    for entry in declared:
+        if not (isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], list | tuple)):
+            raise ContractError(f"workspaces(): {entry!r} is not (dtype, shape)")
+        dtype, shape = entry
+        if dtype not in DTYPES:
+            raise ContractError(f"workspaces(): unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+        if not shape or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
+            raise ContractError(f"workspaces(): shape {shape!r} is not a tuple of positive integers")
+        out.append((dtype, list(shape)))
+    return out
+
+
+def _fake(dtype: str, shape: list[int]) -> Any:
+    """A row-major tensor that exists at trace time only."""
+    import cutlass
+    from cutlass.cute.runtime import make_fake_compact_tensor
+
+    order = tuple(range(len(shape) - 1, -1, -1))
+    return make_fake_compact_tensor(getattr(cutlass, dtype), tuple(shape), stride_order=order, assumed_align=16)
+
+
+def classify(error: BaseException) -> tuple[str, str]:
+    """(stable code, message for the proposer) of what a candidate raised."""
+    if isinstance(error, ContractError | defects.DefectError):
+        return ("compile.contract" if isinstance(error, ContractError) else "compile.defect"), str(error)
+    message = _message(error)
+    for words, code in BACKENDS:
+        if words in message:
+            return code, message
+    if hit := DSL_CODE.search(message):
+        return f"compile.dsl.{hit.group(1)}", message
+    for kind, code in EXCEPTIONS:
+        if isinstance(error, kind):
+            return code, message
+    return "compile.dsl", message
+
+
+def _message(error: BaseException) -> str:
+    """The exception's own words, and the candidate's frames that led there; no frames of the compiler."""
+    frames: list[traceback.FrameSummary] = []
+    with contextlib.suppress(Exception):  # a candidate's exception may be broken on purpose
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == SOURCE]
+    where = [f"  {SOURCE}:{f.lineno} in {f.name}: {(f.line or '').strip()}" for f in frames[-6:]]
+    words = "".join(traceback.format_exception_only(error)).strip()
+    return "\n".join([*where, words])

@@ -1,0 +1,48 @@
+"""What the judge and the build server say to each other. Standard library only: both sides import it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SOURCE, OBJECT, PTX, CUBIN, RESULT = "candidate.py", "kernel.o", "kernel.ptx", "kernel.cubin", "result.json"
+FUNCTION = "kgen_entry"  # name of the exported tvm-ffi function
+MODULE = "candidate"  # part of every kernel's name, so the same for every candidate
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Arguments of the op for one problem: data only, so that the builder needs nothing of kgen's ops.
+
+    `tensors`: (dtype attribute of cutlass, shape) in documented order; `scalars`: ("i32" or "f32", traced value);
+    `first_out`: index of the first output tensor; `dims`: what the candidate's functions get.
+    """
+
+    dims: Mapping[str, int | str]
+    tokens: int
+    arch: str
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    scalars: tuple[tuple[str, float], ...]
+    first_out: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dims": dict(self.dims),
+            "tokens": self.tokens,
+            "arch": self.arch,
+            "tensors": [[dtype, list(shape)] for dtype, shape in self.tensors],
+            "scalars": [list(s) for s in self.scalars],
+            "first_out": self.first_out,
+        }
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a forked job ended, as the server saw it. `returncode` is negative for a signal."""
+
+    returncode: int
+    timed_out: bool
+    flooded: bool  # killed for saying too much
+    seconds: float
+    peak_bytes: int
+    fenced: bool
+    output: str
