@@ -1,0 +1,47 @@
+"""Entry of a runner process: `python -I -m kgen.gates.runner JOB.json FOLDER`.
+
+Runs one job and writes its files into FOLDER. Trusted code; candidates come in as audited objects only.
+"""
+
+import ctypes
+import importlib
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+KINDS: Mapping[str, str] = {  # job kind -> module:function(job, out) -> result
+    "rank": "kgen.gates.runner.rank:run",
+}
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> int:
+    from kgen.gates.runner.out import CandidateFault, Out
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    job: dict[str, Any] = json.loads(Path(argv[0]).read_text())
+    if job.get("device") == "cpu":
+        import torch
+
+        torch.set_num_threads(1)  # a stand-in run: leave the other cores to their owners
+    out = Out(Path(argv[1]))
+    out.at("start")
+    module, function = KINDS[job["kind"]].split(":")
+    run: Callable[[dict[str, Any], Out], dict[str, Any]] = getattr(importlib.import_module(module), function)
+    try:
+        result = {"done": True, **run(job, out)}
+    except CandidateFault as fault:
+        result = {"fault": str(fault)}
+    except Exception as error:  # noqa: BLE001  process boundary: the judge gets the reason, the log the traceback
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {str(error).strip()[:600]}"}
+    out.finish(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

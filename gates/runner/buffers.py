@@ -1,0 +1,125 @@
+"""Buffers that a kernel runs on: guard bytes on both sides, poisoned outputs, one set per layer.
+
+Not covered: reads outside a buffer (compute-sanitizer's part); writes more than GUARD bytes away.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kgen.contract import DTYPES, Op, Role, Values
+from kgen.records import Problem
+
+GUARD = 4096  # bytes on each side; also keeps the 512-byte alignment of the allocator
+PATTERN = 0xC5
+POISON = 0xFF  # NaN in every float format used
+SECOND_POISON = 0x5A  # another pattern for a repeat: what is not written differs between the two
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """`tensor` lies inside `raw` (uint8), between two guards."""
+
+    raw: torch.Tensor
+    tensor: torch.Tensor
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The bytes between the guards."""
+        return self.raw[GUARD : GUARD + self.tensor.numel() * self.tensor.element_size()]
+
+    def intact(self) -> torch.Tensor:
+        """A bool tensor on the buffer's device."""
+        end = GUARD + self.tensor.numel() * self.tensor.element_size()
+        return (self.raw[:GUARD] == PATTERN).all() & (self.raw[end:] == PATTERN).all()
+
+
+def guarded(shape: Sequence[int], dtype: str, device: str) -> Buffer:
+    """An uninitialised tensor of a contract dtype name between two guards."""
+    kind: torch.dtype = getattr(torch, DTYPES[dtype].torch)
+    nbytes = DTYPES[dtype].bytes
+    for n in shape:
+        nbytes *= n
+    raw = torch.full((nbytes + 2 * GUARD,), PATTERN, dtype=torch.uint8, device=device)
+    return Buffer(raw, raw[GUARD : GUARD + nbytes].view(kind).view(tuple(shape)))
+
+
+def _zeroed(workspaces: Sequence[tuple[str, Sequence[int]]], device: str) -> list[Buffer]:
+    made = [guarded(shape, dtype, device) for dtype, shape in workspaces]
+    for buffer in made:
+        buffer.data.zero_()
+    return made
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+class BufferSet:
+    """The tensors of one call, in buffers of their own. One set stands for one layer of a model."""
+
+    def __init__(
+        self, op: Op, problem: Problem, device: str, workspaces: Sequence[tuple[str, Sequence[int]]] = ()
+    ) -> None:
+        self.op, self.problem, self.device = op, problem, device
+        sizes = op.sizes(problem)
+        self.buffers = {t.name: guarded(t.sizes(sizes), t.dtype, device) for t in op.present(problem)}
+        self.work = _zeroed(workspaces, device)
+        self.scalars: dict[str, int | float] = {}
+
+    def sibling(self, workspaces: Sequence[tuple[str, Sequence[int]]], own: Sequence[str] = ()) -> "BufferSet":
+        """A set that shares this one's buffers, except those named in `own`, with workspaces of its own."""
+        other = copy.copy(self)
+        other.work = _zeroed(workspaces, self.device)
+        specs = {t.name: t for t in self.op.present(self.problem)}
+        fresh = {n: guarded(specs[n].sizes(self.op.sizes(self.problem)), specs[n].dtype, self.device) for n in own}
+        other.buffers = {**self.buffers, **fresh}
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        return sum(b.data.numel() for b in self.buffers.values())
+
+    def names(self, *roles: Role) -> list[str]:
+        return [t.name for t in self.op.present(self.problem) if t.role in roles]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: b.tensor for name, b in self.buffers.items()}
+
+    def workspaces(self) -> list[torch.Tensor]:
+        return [b.tensor for b in self.work]
+
+    def values(self) -> Values:
+        return {**self.tensors(), **self.scalars}
+
+    def load(self, values: Mapping[str, torch.Tensor | int | float], only: Sequence[str] | None = None) -> None:
+        """Copy inputs, weights and states in (or only those named), take the scalars over; outputs stay."""
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                if only is None or name in only:
+                    self.buffers[name].tensor.copy_(value)
+            else:
+                self.scalars[name] = value
+
+    def poison(self, byte: int = POISON) -> None:
+        for name in self.names(Role.OUT):
+            self.buffers[name].data.fill_(byte)
+
+    def written(self) -> dict[str, torch.Tensor]:
+        """Copies of outputs and states as they are now."""
+        return {n: self.buffers[n].tensor.clone() for n in self.names(Role.OUT, Role.STATE)}
+
+    def broken_guards(self) -> list[str]:
+        buffers = {**self.buffers, **{f"workspace {i}": b for i, b in enumerate(self.work)}}
+        flags = torch.stack([b.intact() for b in buffers.values()]).tolist()
+        return [name for name, intact in zip(buffers, flags, strict=True) if not intact]
+
+    def changed_inputs(self, pristine: Mapping[str, torch.Tensor | int | float]) -> list[str]:
+        """Inputs and weights that are not bit for bit what was loaded."""
+        return [
+            n
+            for n in self.names(Role.IN, Role.WEIGHT)
+            if isinstance(want := pristine[n], torch.Tensor) and not same_bits(self.buffers[n].tensor, want)
+        ]

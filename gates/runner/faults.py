@@ -1,0 +1,105 @@
+"""Deliberate faults of the stock stand-in. Each shows that a check of a gate bites; none is reachable from a candidate.
+
+A fault takes (buffers, outputs and states as the stock op gave them, number of this call) and returns what is written.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from kgen.contract import Role
+from kgen.gates.runner.buffers import GUARD, BufferSet
+
+Outputs = dict[str, torch.Tensor]
+Fault = Callable[[BufferSet, Outputs, int], Outputs]
+
+
+def _first(buffers: BufferSet) -> str:
+    return buffers.names(Role.OUT)[0]
+
+
+def _scaled(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    name = _first(buffers)
+    value = got[name].clone()
+    value[..., : min(128, value.shape[-1])] *= 1.05
+    return {**got, name: value}
+
+
+def _state_bit(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    name = buffers.names(Role.STATE)[0]
+    value = got[name].clone()
+    value.view(torch.uint8).view(-1)[0] ^= 1
+    return {**got, name: value}
+
+
+def _past_end(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    buffers.buffers[_first(buffers)].raw[-GUARD + 2] = 0
+    return got
+
+
+def _writes_input(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    buffers.buffers[buffers.names(Role.IN, Role.WEIGHT)[0]].data[0] ^= 1
+    return got
+
+
+def _unwritten(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    name = _first(buffers)
+    value = got[name].clone()
+    value[-1, -1] = buffers.buffers[name].tensor[-1, -1]
+    return {**got, name: value}
+
+
+def _jitter(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    name = _first(buffers)
+    value = got[name].clone()
+    value.view(torch.uint8).view(-1)[0] ^= call & 1
+    return {**got, name: value}
+
+
+def _mixes_rows(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    name = _first(buffers)
+    return {**got, name: got[name] + 0 * got[name].flip(0)}
+
+
+def _stale(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    """Answers by address: the first result for a buffer is given for ever."""
+    known: dict[int, Outputs] = buffers.__dict__.setdefault("_known", {})
+    key = buffers.buffers[_first(buffers)].raw.data_ptr()
+    return known.setdefault(key, {name: value.clone() for name, value in got.items()})
+
+
+def _zeros(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    return {name: torch.zeros_like(value) for name, value in got.items()}
+
+
+def _dies(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return got
+
+
+def _raises(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def _hangs(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    time.sleep(3600)
+    return got
+
+
+FAULTS: Mapping[str, Fault] = {
+    "scaled": _scaled,
+    "state_bit": _state_bit,
+    "past_end": _past_end,
+    "writes_input": _writes_input,
+    "unwritten": _unwritten,
+    "jitter": _jitter,
+    "mixes_rows": _mixes_rows,
+    "stale": _stale,
+    "zeros": _zeros,
+    "dies": _dies,
+    "raises": _raises,
+    "hangs": _hangs,
+}

@@ -1,0 +1,151 @@
+"""The one timing module: every time that kgen reports is taken here.
+
+    replay = capture(calls, device)      a CUDA graph of these calls (on CPU: the calls themselves)
+    times = interleave(sides, reps, ...) paired samples, sides in random order within each repetition
+    sets_needed(bytes_per_set, l2_bytes) how many buffer sets make a rotation that L2 cannot hold
+
+Columns (TIMERS names the timer of each): `graph` one replay of many independent calls over rotating sets, `chained`
+the same with each call reading what the call before wrote, `cold` one call after the L2 was flushed. All three are
+event pairs on the device; the host is kept ahead by a spinning kernel in front of the first event, so that launch
+gaps of the host are not timed. An event pair costs 4-5 µs by itself: it is spread over a graph's calls, and is part
+of every cold sample, for all sides alike.
+Not covered: clocks (read by environment.py), other processes on the GPU.
+"""
+
+import ctypes
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+cuda: Any = torch.cuda  # parts of it carry no types
+
+TIMERS: Mapping[str, str] = {
+    "graph": "CUDA events round one graph replay, divided by its calls; rotating buffer sets",
+    "chained": "CUDA events round one graph replay, divided by its calls; each reads the one before",
+    "cold": "CUDA events round one call after an L2 flush (includes 4-5 us of the event pair)",
+}
+CPU_TIMER = "perf_counter round the plain calls (no GPU: not evidence)"
+L2_TIMES = 3  # a rotation moves at least so many times the L2
+MIN_SETS = 3
+MAX_SETS = 64
+MIN_CALLS = 24  # of a graph: spreads the event pair and the graph launch
+FLUSH_TIMES = 4  # bytes read by a flush, in L2 sizes
+SETTLE = 3  # repetitions before the first kept one
+LEAD_CYCLES = 600_000  # about 0.3 ms of spinning while the host queues what is timed
+CU_LIMIT_PERSISTING_L2_CACHE_SIZE = 0x06
+
+
+def sets_needed(bytes_per_set: int, l2_bytes: int) -> int:
+    return max(MIN_SETS, min(MAX_SETS, -(-L2_TIMES * l2_bytes // max(1, bytes_per_set))))
+
+
+def calls_for(sets: int) -> int:
+    """Calls of one graph: whole rotations, at least MIN_CALLS."""
+    return sets * -(-MIN_CALLS // sets)
+
+
+def l2_bytes(device: str) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device != "cpu" else 0
+
+
+def refuse_persisting_l2() -> bool:
+    """Leave no room for persisting L2 lines, which a flush would not evict. True when the driver agreed."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    limited = driver.cuCtxSetLimit(CU_LIMIT_PERSISTING_L2_CACHE_SIZE, ctypes.c_size_t(0)) == 0
+    return bool(driver.cuCtxResetPersistingL2Cache() == 0 and limited)
+
+
+def capture(calls: Sequence[Call], device: str, warm: bool = True) -> Call:
+    """A replay of these calls in order. `warm`: call each once before, so that nothing loads during the capture."""
+    if warm:
+        for call in calls:
+            call()
+    if device == "cpu":
+
+        def plain() -> None:
+            for call in calls:
+                call()
+
+        return plain
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+class Clock:
+    """Times one piece of queued work on the device, in µs."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.on_gpu = device != "cpu"
+        if self.on_gpu:
+            self._first, self._last = (cuda.Event(enable_timing=True) for _ in range(2))
+            size = max(FLUSH_TIMES * l2_bytes(device), 1 << 26)
+            self._dirty = torch.zeros(size // 4, dtype=torch.float32, device=device)
+            self._clean = torch.zeros(size // 4, dtype=torch.float32, device=device)
+
+    def timer(self, column: str) -> str:
+        return TIMERS[column] if self.on_gpu else CPU_TIMER
+
+    def flush(self) -> None:
+        """Evict everything from L2; the last pass reads, so that no write-back is left to the timed call."""
+        if self.on_gpu:
+            self._dirty.zero_()
+            self._clean.sum()
+
+    def measure(self, work: Call) -> float:
+        if not self.on_gpu:
+            started = time.perf_counter_ns()
+            work()
+            return (time.perf_counter_ns() - started) / 1e3
+        cuda._sleep(LEAD_CYCLES)
+        self._first.record()
+        work()
+        self._last.record()
+        self._last.synchronize()
+        return float(self._first.elapsed_time(self._last)) * 1e3
+
+
+def nothing(repetition: int) -> None:
+    """The default of a side's hooks."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One contestant. `before` refills inputs and `after` saves outputs, both off the clock."""
+
+    name: str
+    work: Call
+    calls: int
+    before: Callable[[int], None] = nothing
+    after: Callable[[int], None] = nothing
+
+
+def interleave(
+    sides: Sequence[Side], repetitions: int, clock: Clock, order: random.Random, flush: bool = False
+) -> dict[str, list[float]]:
+    """µs per call of each side, sample i of all sides taken in the same repetition. `before`/`after` get i >= 0;
+    the settling repetitions pass -1."""
+    samples: dict[str, list[float]] = {side.name: [] for side in sides}
+    for repetition in range(-SETTLE, repetitions):
+        number = max(repetition, -1)
+        for side in order.sample(list(sides), len(sides)):
+            side.before(number)
+            if flush:
+                clock.flush()
+            elapsed = clock.measure(side.work) / side.calls
+            if number >= 0:
+                samples[side.name].append(elapsed)
+                side.after(number)
+    return samples
