@@ -9,6 +9,7 @@ from kgen.proposers.base import (
     Proposer,
     ProposerError,
     ProposerExhausted,
+    ProposerFailure,
     SetupError,
     Usage,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Proposer",
     "ProposerError",
     "ProposerExhausted",
+    "ProposerFailure",
     "SetupError",
     "Usage",
 ]

@@ -96,21 +96,25 @@ class Proposer(Protocol):
     def propose(self, request: ProposalRequest) -> Proposal: ...
 
 
-class ProposerError(Exception):
-    """Infrastructure failed (endpoint, network, deadline): retryable. Carries what the failed attempts cost."""
+class ProposerFailure(Exception):
+    """Why there is no proposal. Carries what the failed attempts cost; the message is one line, without secrets."""
 
     def __init__(self, message: str, usage: Usage | None = None) -> None:
         super().__init__(message)
         self.usage = usage or Usage()
 
 
-class SetupError(ProposerError):
+class ProposerError(ProposerFailure):
+    """Infrastructure failed (endpoint, network, deadline): retryable."""
+
+
+class SetupError(ProposerFailure):
     """The endpoint refuses this key, model or request: asking again will not help. The message says what to do."""
 
 
-class ProposerExhausted(ProposerError):
+class ProposerExhausted(ProposerFailure):
     """Nothing more will come: the space is searched, the recording is used up, or the answers stay unusable."""
 
 
-class BudgetError(ProposerError):
+class BudgetError(ProposerFailure):
     """Going on would exceed the request's budget."""

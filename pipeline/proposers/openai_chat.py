@@ -1,0 +1,194 @@
+"""`openai`: asks a language model behind any OpenAI-compatible endpoint for one candidate at a time.
+
+The model has no authority and no tools; an answer is text from which one code block is taken. A malformed answer goes
+back with what is wrong, at most three times in a row. Every answer is kept, redacted, in the run folder. Not covered:
+asking several questions at once; candidates of one request are asked for one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kgen.proposers.answers import HOW_TO_ANSWER, MAX_IN_A_ROW, FormatError, extract
+from kgen.proposers.base import (
+    Budget,
+    BudgetError,
+    Proposal,
+    ProposalRequest,
+    ProposerExhausted,
+    ProposerFailure,
+    SetupError,
+    Usage,
+)
+from kgen.proposers.chat import MAX_ATTEMPTS, OVERSIZE, Chat, Message, Reply
+from kgen.proposers.endpoint import Endpoint
+from kgen.proposers.quoting import capped
+from kgen.proposers.render import Prompt, packaged
+from kgen.proposers.transcript import AnswerRecord, Transcript, storable
+from kgen.records import Candidate, Origin, canonical_json, sha256_bytes, sha256_text, to_json
+
+MIN_TOKENS = 1_000  # a budget that leaves less than this for an answer is spent
+ECHOED = 4_000  # characters of a malformed answer that go back with the complaint
+
+# finish reason -> what to tell the model. "stop" alone means that the text is whole.
+UNFINISHED: Mapping[str, FormatError] = {
+    "length": FormatError("answer.truncated", f"Your answer was cut at the token limit. Be shorter. {HOW_TO_ANSWER}"),
+    OVERSIZE: FormatError("answer.size", f"Your answer was far too long and was dropped. {HOW_TO_ANSWER}"),
+    "content_filter": FormatError("answer.refused", f"Your answer was filtered. {HOW_TO_ANSWER}"),
+    "refusal": FormatError("answer.refused", f"You refused; the task is to write a GPU kernel. {HOW_TO_ANSWER}"),
+}
+
+
+@dataclass
+class _Session:
+    """One `propose` call: what is left of it."""
+
+    request: ProposalRequest
+    seen: set[str]
+    started: float = field(default_factory=time.monotonic)
+    usage: Usage = field(default_factory=Usage)
+    unusable: int = 0  # malformed answers in a row
+    last: str = ""
+
+    @property
+    def seconds_left(self) -> float:
+        return self.started + self.request.deadline_s - time.monotonic()
+
+    @property
+    def attempts_left(self) -> int:
+        allowed = self.request.budget.attempts
+        return MAX_ATTEMPTS if allowed is None else allowed - self.usage.attempts
+
+
+class OpenAIProposer:
+    """See the module. Needs neither the openai package nor a key before the first `propose`."""
+
+    name = "openai"
+
+    def __init__(self, endpoint: Endpoint | None = None, chat: Chat | None = None) -> None:
+        self._endpoint, self._chat = endpoint, chat
+
+    def propose(self, request: ProposalRequest) -> Proposal:
+        """Up to `request.count` candidates. What failed after the first one is said in the proposal's note."""
+        chat = self._connected()
+        if request.budget.cost_usd is not None and chat.endpoint.cost_usd(Usage()) is None:
+            raise SetupError("a cost limit needs prices: set KGEN_PRICE_IN and KGEN_PRICE_OUT (USD per million tokens)")
+        session = _Session(request, seen={c.id for c, _ in request.history})
+        found: list[Candidate] = []
+        for index in range(1, request.count + 1):
+            try:
+                found.append(self._candidate(chat, session, packaged().prompt(request, index)))
+            except ProposerFailure as failure:
+                failure.usage = session.usage
+                if not found:
+                    raise
+                return Proposal(tuple(found), session.usage, note=str(failure))
+            session.seen.add(found[-1].id)
+        return Proposal(tuple(found), session.usage)
+
+    def _connected(self) -> Chat:
+        if self._chat is None:
+            self._chat = Chat(self._endpoint or Endpoint.from_env(os.environ))
+        return self._chat
+
+    def _candidate(self, chat: Chat, session: _Session, prompt: Prompt) -> Candidate:
+        messages: list[Message] = [
+            {"role": "system", "content": prompt.system},
+            {"role": "user", "content": prompt.user},
+        ]
+        while session.unusable < MAX_IN_A_ROW:
+            text, outcome = self._answer(chat, session, prompt, messages)
+            if isinstance(outcome, Candidate):
+                session.unusable = 0
+                return outcome
+            session.unusable += 1
+            session.last = outcome.code
+            messages += [
+                {"role": "assistant", "content": capped(text, ECHOED) or "(empty)"},
+                {"role": "user", "content": outcome.message},
+            ]
+        raise ProposerExhausted(f"{MAX_IN_A_ROW} unusable answers in a row, the last one: {session.last}")
+
+    def _answer(
+        self, chat: Chat, session: _Session, prompt: Prompt, messages: list[Message]
+    ) -> tuple[str, Candidate | FormatError]:
+        """One answer to `messages`: from this run's transcript if it is there, else asked for and kept."""
+        request, transcript = session.request, Transcript(session.request.run)
+        question = sha256_bytes(canonical_json([chat.endpoint.model, [dict(m) for m in messages]]))
+        kept = transcript.find(question)
+        if kept is not None and kept[0].candidate not in session.seen:
+            record, text, name = kept
+            source = extract(text)
+            if isinstance(source, str):
+                return text, Candidate(request.op.name, source, self._origin(record, name))
+        try:
+            tokens = _tokens_left(chat.endpoint, session, messages)
+            reply, usage = chat.ask(messages, session.seconds_left, tokens, session.attempts_left)
+        except ProposerFailure as failure:
+            session.usage += failure.usage
+            raise
+        session.usage += usage
+        text = storable(reply.text)
+        outcome = _read(reply, text, request.op.name, session.seen)
+        record = AnswerRecord(
+            proposer=self.name,
+            model=chat.endpoint.model,
+            endpoint=chat.endpoint.shown,
+            question_sha256=question,
+            answer_sha256=sha256_text(text),
+            finish=reply.finish,
+            outcome=outcome.code if isinstance(outcome, FormatError) else f"candidate {outcome.id}",
+            usage=usage,
+            **prompt.origin(),
+        )
+        name = transcript.keep(record, text)
+        if isinstance(outcome, FormatError):
+            return text, outcome
+        return text, Candidate(outcome.op, outcome.source, self._origin(record, name))
+
+    def _origin(self, record: AnswerRecord, name: str) -> Origin:
+        keys = ("model", "endpoint", "template", "templates_sha256", "prompt_sha256", "answer_sha256", "usage")
+        return Origin(self.name, {"answer": name, **{key: to_json(getattr(record, key)) for key in keys}})
+
+
+def _read(reply: Reply, text: str, op: str, seen: set[str]) -> Candidate | FormatError:
+    """The candidate in a reply, or what to tell the model."""
+    if reply.finish != "stop":
+        other = FormatError(
+            "answer.unfinished", f"Your answer ended with {reply.finish!r}, not normally. {HOW_TO_ANSWER}"
+        )
+        return UNFINISHED.get(reply.finish, other)
+    source = extract(reply.text)
+    if isinstance(source, FormatError):
+        return source
+    candidate = Candidate(op, source, Origin(OpenAIProposer.name))
+    if candidate.id in seen:
+        return FormatError("answer.duplicate", "This is exactly a candidate that was already tried. Write another one.")
+    return candidate
+
+
+def _tokens_left(endpoint: Endpoint, session: _Session, messages: list[Message]) -> int:
+    """How many tokens the next answer may have. Raises BudgetError when the budget leaves too few."""
+    budget, used = session.request.budget, session.usage
+    prompt = sum(len(m["content"]) for m in messages) // 3  # an upper estimate for English and code
+    limits = [endpoint.max_tokens]
+    if session.attempts_left <= 0:
+        raise BudgetError(f"the budget of {budget.attempts} requests is spent")
+    if budget.tokens is not None:
+        limits.append(budget.tokens - used.prompt_tokens - used.completion_tokens - prompt)
+    if budget.cost_usd is not None:
+        limits.append(_affordable(endpoint, budget, used, prompt))
+    if min(limits) < min(MIN_TOKENS, endpoint.max_tokens):
+        raise BudgetError(f"the budget is spent: {used.prompt_tokens + used.completion_tokens} tokens used")
+    return min(limits)
+
+
+def _affordable(endpoint: Endpoint, budget: Budget, used: Usage, prompt: int) -> int:
+    """Answer tokens that the cost limit still pays for, after the prompt."""
+    left = (budget.cost_usd or 0.0) - (used.cost_usd or 0.0) - (endpoint.cost_usd(Usage(prompt_tokens=prompt)) or 0.0)
+    if left < 0 or not endpoint.price_out:
+        return -1 if left < 0 else endpoint.max_tokens
+    return int(left / endpoint.price_out * 1e6)
