@@ -1,1 +1,1 @@
-"""Decode layers of the model pack, built from its ops."""
+"""The decode model built on the ops: weights, one step, sessions with CUDA graphs, and its float64 reference."""
