@@ -1,0 +1,158 @@
+"""Promotion under SIGKILL, competition and full disks: the set is as before or as after, never between."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.limits import file_size_limit, small_disk
+from support.sets import CURRENT, KEY, OP, WIN, fill, make_case, promoted
+
+from kgen.promotion import promote, rollback, verify
+from kgen.records import Manifest
+from kgen.store import Durable, KernelSet, SetPath, StoreError
+from kgen.store.durable import TEMP_PREFIX
+
+PROMOTER = Path(__file__).parent / "support" / "promoter.py"
+RIVALRY_SECONDS = 4.0
+
+
+def start(target: SetPath, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(PROMOTER), str(target.path), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def whole(target: SetPath) -> Manifest:
+    """The manifest, after every byte of the set has been verified."""
+    report = verify(target, CURRENT)
+    assert report.ok, [f for f in report.findings if f.outcome == "bad"]
+    return KernelSet(target.path).manifest()
+
+
+def count_steps(tmp_path: Path) -> int:
+    """How many durable steps the promoter's promotion takes on a set that holds one already."""
+    steps: list[str] = []
+    target = fill(tmp_path / "count", make_case("old", {1: WIN}))
+    promote(target, make_case("new", {1: WIN}), CURRENT, KEY, durable=Durable(steps.append))
+    return len(steps)
+
+
+def test_sigkill_at_every_step_leaves_the_set_before_or_after(tmp_path: Path) -> None:
+    total = count_steps(tmp_path)
+    assert total >= 30
+    seen = []
+    for step in range(total + 1):
+        target = fill(tmp_path / f"set{step}", make_case("old", {1: WIN}))
+        before = (target.path / "manifest.json").read_bytes()
+        with start(target, "kill", str(step)) as process:
+            out, _ = process.communicate(timeout=60)
+        assert process.returncode == (-signal.SIGKILL if step < total else 0)
+        assert out == ("" if step < total else "done\n")
+        manifest = whole(target)
+        seen.append(manifest.seq)
+        assert manifest.seq == 2 or (target.path / "manifest.json").read_bytes() == before
+        assert promoted(target, make_case("new", {1: WIN})).seq == 2  # goes on where it stopped
+        assert whole(target).seq == 2
+    assert seen == sorted(seen) and set(seen) == {1, 2}
+    assert seen.index(2) > total - 6  # only the last write, the manifest's, makes the difference
+
+
+def test_random_sigkills_of_two_rival_promoters_never_break_the_set(tmp_path: Path) -> None:
+    target = fill(tmp_path / "set", make_case("first", {1: WIN}))
+    rivals = {name: start(target, "loop", name) for name in ("a", "b")}
+    deadline, last, kills = time.monotonic() + RIVALRY_SECONDS, 1, 0
+    numbers: set[int] = set()  # told by any of them so far
+    try:
+        while time.monotonic() < deadline:
+            name = "ab"[kills % 2]
+            first = rivals[name].stdout.readline()  # type: ignore[union-attr]  # it works: then kill it anywhere
+            time.sleep(0.0007 * (kills % 11))
+            rivals[name].kill()
+            rest, _ = rivals[name].communicate(timeout=60)
+            told = [int(line) for line in (first + rest).split("\n")[:-1]]
+            assert told == sorted(set(told))
+            seq = whole(target).seq
+            assert seq >= max(told) and seq >= last and not numbers & set(told)
+            last, kills, numbers = seq, kills + 1, numbers | set(told)
+            rivals[name] = start(target, "loop", name)
+    finally:
+        for process in rivals.values():
+            process.kill()
+            process.communicate(timeout=60)
+    assert kills >= 4
+    assert promoted(target, make_case("last", {1: WIN})).seq == whole(target).seq > last
+
+
+def test_two_promoters_queue_and_numbers_strictly_grow(tmp_path: Path) -> None:
+    target = SetPath(tmp_path / "set")
+    rivals = [start(target, "loop", name) for name in ("a", "b")]
+    told = [[int(process.stdout.readline()) for _ in range(15)] for process in rivals]  # type: ignore[union-attr]
+    for process in rivals:
+        process.kill()
+        process.communicate(timeout=60)
+    manifest = whole(target)
+    assert all(numbers == sorted(numbers) for numbers in told)
+    assert not set(told[0]) & set(told[1])
+    assert [p.seq for p in manifest.promotions] == list(range(1, manifest.seq + 1))
+    by_seq = {p.seq: p for p in manifest.promotions}
+    assert all(p.previous[k] in (0, seq - 1) for seq, p in by_seq.items() for k in p.objects)  # each saw the one before
+
+
+def test_orphans_of_killed_promoters_are_swept_when_old(tmp_path: Path) -> None:
+    target = fill(tmp_path / "set", make_case("old", {1: WIN}))
+    with start(target, "kill", "2") as process:
+        process.communicate(timeout=60)
+    orphans = list(target.path.rglob(f"{TEMP_PREFIX}*"))
+    assert len(orphans) == 1
+    promoted(target, make_case("two", {1: WIN}))
+    assert orphans[0].exists()  # young: it might be somebody's
+    os.utime(orphans[0], (0, 0))
+    rollback(target, OP)
+    assert not orphans[0].exists()
+
+
+def test_full_disk_leaves_the_set_as_it_was(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        target = fill(disk / "set", make_case("old", {1: WIN}))
+        before = (target.path / "manifest.json").read_bytes()
+        noise = random.Random(1).randbytes(400_000)
+        with pytest.raises(StoreError, match="No space left") as caught:
+            promoted(target, make_case("big", {1: WIN}, objects={1: noise}))
+        assert str(caught.value.path) in str(caught.value)
+        assert (target.path / "manifest.json").read_bytes() == before
+        assert not list(target.path.rglob(f"{TEMP_PREFIX}*"))
+        assert whole(target).seq == 1
+        assert promoted(target, make_case("small", {1: WIN})).seq == 2
+
+
+def test_full_disk_at_the_manifest_itself_leaves_the_old_one(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        target = fill(disk / "set", make_case("old", {1: WIN}))
+
+        def fill_up(step: str) -> None:
+            steps.append(step)
+            if len(steps) == total - 6:
+                (disk / "filler").write_bytes(bytes(1 << 10))
+                with pytest.raises(OSError, match="No space left"), (disk / "filler2").open("wb", buffering=0) as out:
+                    while True:
+                        out.write(bytes(4096))
+
+        steps: list[str] = []
+        total = count_steps(tmp_path)
+        with pytest.raises(StoreError, match="No space left") as caught:
+            promote(target, make_case("new", {1: WIN}), CURRENT, KEY, durable=Durable(fill_up))
+        assert caught.value.path == target.path / "manifest.json"
+        assert whole(target).seq == 1
+
+
+def test_file_size_limit_leaves_the_set_as_it_was(tmp_path: Path) -> None:
+    target = fill(tmp_path / "set", make_case("old", {1: WIN}))
+    before = (target.path / "manifest.json").read_bytes()
+    with pytest.raises(StoreError, match="File too large"), file_size_limit(1500):
+        promoted(target, make_case("new", {1: WIN}))
+    assert (target.path / "manifest.json").read_bytes() == before
+    assert whole(target).seq == 1
