@@ -19,7 +19,7 @@ def scaled(tensors: int, scalars: int, workspaces: int, out: int) -> str:
     kinds = ["cute.Tensor"] * tensors + ["cutlass.Numeric"] * scalars + ["cute.Tensor"] * workspaces
     parameters = ", ".join(f"a{i}: {kind}" if kind == "cute.Tensor" else f"a{i}" for i, kind in enumerate(kinds))
     arguments = ", ".join(f"a{i}" for i in range(len(kinds)))
-    return f'''
+    return f"""
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -45,7 +45,7 @@ class Scaled:
 
 def wrap(host):
     return Scaled(host)
-'''
+"""
 
 
 def drop_last_k(source: str) -> str:

@@ -370,5 +370,3 @@ def read_regular(folder: Path, name: str) -> bytes:
     if len(data) > CAPS[name]:
         raise ValueError(f"{name} is larger than {CAPS[name]} bytes")
     return data
-
-

@@ -1,0 +1,201 @@
+"""Links an object against the launch recorder and runs it in the sandbox: what one call launches, without a GPU.
+
+The object's host code is untrusted: linking and calling happen inside the sandbox, the call under a seccomp filter of
+its own (`recorder.c`). Not covered: a launcher that recognises the recorder and forges its lines; the model gate
+counts launches again on the GPU, where the object meets the runtime.
+"""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kgen.gates.audit.cubin import Cubin
+from kgen.gates.audit.object import AuditError
+from kgen.gates.builder.pool import clean
+from kgen.gates.sandbox import Box, Level, Limits, run
+from kgen.records import Launch, LaunchArg, sha256_bytes
+
+# contract dtype -> DLPack (type code, bits)
+DLPACK = {
+    "bf16": (4, 16),
+    "f16": (2, 16),
+    "f32": (2, 32),
+    "i32": (0, 32),
+    "i64": (0, 64),
+    "u8": (1, 8),
+    "e4m3": (10, 8),
+}
+ADDRESS_BITS = 40  # tensor i starts at (i + 1) << 40: no two are near each other, all are aligned
+# cudaLaunchAttribute ids that a launch may carry -> name in the record
+COOPERATIVE, CLUSTER, PDL, CLUSTER_POLICY, CARVEOUT = 2, 4, 6, 5, 14
+ATTRIBUTES = {COOPERATIVE: "cooperative", PDL: "pdl", CLUSTER_POLICY: "cluster_policy", CARVEOUT: "smem_carveout"}
+SECONDS = 30.0
+OUTPUT_CAP = 8 << 20
+CC_FAILED = 91
+COMPILE_SECONDS = 60
+
+
+class RecorderError(RuntimeError):
+    """Ours or the machine's fault: no C compiler, or the sandbox failed."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of the exported function: a tensor (dtype, shape) or a scalar ("i32"/"f32", value)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    value: float = 0
+
+
+def find_cc() -> str:
+    """Path of a C compiler. Raises RecorderError (one line) without one."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise RecorderError("no C compiler here (cc, gcc or clang): install one, e.g. apt-get install gcc libc6-dev")
+
+
+class Recorder:
+    """The compiled recorder, kept in `cache` under the hash of its source. Raises RecorderError without a compiler."""
+
+    def __init__(self, level: Level, cache: Path) -> None:
+        self._level, self._cc = level, find_cc()
+        source = Path(__file__).with_name("recorder.c")
+        self._program = cache / sha256_bytes(source.read_bytes() + self._cc.encode())[:16] / "recorder"
+        if not self._program.is_file():
+            self._compile(source)
+
+    def _compile(self, source: Path) -> None:
+        self._program.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._program.parent) as folder:
+            made = Path(folder) / "recorder"
+            command = [self._cc, "-O2", "-rdynamic", "-o", str(made), str(source), "-ldl"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+            if done.returncode != 0:
+                raise RecorderError(f"{self._cc} cannot compile the launch recorder: {clean(done.stderr, 600)}")
+            made.chmod(0o755)
+            made.rename(self._program)
+
+    def record(self, data: bytes, cubin: Cubin, arguments: Sequence[Argument]) -> tuple[Launch, ...]:
+        """Launches of one call, in order. Raises AuditError (the object's fault) or RecorderError (ours)."""
+        with tempfile.TemporaryDirectory(prefix="kgen-record-") as parent:
+            Path(parent).chmod(0o755)
+            folder = Path(parent) / "job"
+            folder.mkdir()
+            (folder / "kernel.o").write_bytes(data)
+            (folder / "kernel.fatbin").write_bytes(cubin.image)
+            for file in folder.iterdir():
+                file.chmod(0o644)
+            self._level.prepare(folder)
+            output = self._run(folder, _description(cubin, arguments))
+        return _decode(output, arguments)
+
+    def _run(self, folder: Path, description: str) -> list[dict[str, Any]]:
+        link = f"{self._cc} -shared -nostdlib -Wl,-z,now -o kernel.so kernel.o || exit {CC_FAILED}"
+        script = f"{link}; exec {self._program} ./kernel.so kernel.fatbin"
+        read = (str(self._program.parent), str(Path(self._cc).resolve().parent.parent))
+        env = {"PATH": f"{Path(self._cc).parent}:/usr/bin:/bin", "TMPDIR": str(folder), "LANG": "C"}
+        box = Box(folder, read, env, Limits(cpu_seconds=10))
+        done = run(self._level, box, ["/bin/sh", "-c", script], SECONDS, OUTPUT_CAP, description.encode())
+        said = done.output.decode("utf-8", "replace")
+        lines = [json.loads(line) for line in said.splitlines() if line.startswith("{") and _is_json(line)]
+        plain = clean("\n".join(line for line in said.splitlines() if not line.startswith("{")), 600)
+        if done.returncode == CC_FAILED:
+            raise AuditError("audit.link", f"the object does not link: {plain}")
+        if done.timed_out or done.truncated:
+            raise AuditError("audit.launcher", "the launcher did not return, or launched without end")
+        if done.returncode in (2, 4) and plain and not lines:
+            raise RecorderError(f"the launch recorder failed: {plain}")
+        if done.returncode != 0 or not lines or lines[-1] != {"done": 0}:
+            raise AuditError("audit.launcher", _complaint(lines, done.returncode, plain))
+        return lines
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _complaint(lines: list[dict[str, Any]], returncode: int, plain: str) -> str:
+    for line in lines:
+        if "refused" in line:
+            return str(line["refused"])
+        if "error" in line:
+            return f"the launcher refuses the op's own arguments: {line['error']}: {line.get('message', '')}"
+    status = returncode - 128 if returncode > 128 else -returncode
+    if status == 31:  # SIGSYS
+        return "the launcher made a system call: it may only launch"
+    return f"the launcher died (status {returncode}): it may only launch, not read tensors or allocate {plain}".strip()
+
+
+def _description(cubin: Cubin, arguments: Sequence[Argument]) -> str:
+    lines = [f"kernel {name} {len(sizes)} {' '.join(map(str, sizes))}" for name, sizes in cubin.parameters.items()]
+    for index, argument in enumerate(arguments):
+        if argument.shape is not None:
+            code, bits = DLPACK[argument.dtype]
+            shape = " ".join(map(str, argument.shape))
+            lines.append(f"tensor {(index + 1) << ADDRESS_BITS} {code} {bits} {len(argument.shape)} {shape}")
+        elif argument.dtype == "i32":
+            lines.append(f"int {int(argument.value)}")
+        else:
+            lines.append(f"float {float(argument.value)!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _decode(lines: list[dict[str, Any]], arguments: Sequence[Argument]) -> tuple[Launch, ...]:
+    calls: list[list[Launch]] = []
+    for line in lines:
+        if "call" in line:
+            calls.append([])
+        elif "launch" in line and calls:
+            calls[-1].append(_launch(line["launch"], arguments))
+    if len(calls) != 2 or calls[0] != calls[1]:
+        raise AuditError("audit.launcher", "two calls with the same arguments do not launch the same")
+    return tuple(calls[0])
+
+
+def _launch(body: dict[str, Any], arguments: Sequence[Argument]) -> Launch:
+    attributes, cluster = {}, (1, 1, 1)
+    for number, text in body["attributes"]:
+        values = struct.unpack("<4i", bytes.fromhex(text))
+        if number == CLUSTER:
+            cluster = (values[0], values[1], values[2])
+        elif number not in ATTRIBUTES:
+            raise AuditError("audit.attribute", f"launch attribute {number} is not allowed")
+        elif values[0]:
+            attributes[ATTRIBUTES[number]] = values[0]
+    return Launch(
+        kernel=body["kernel"],
+        grid=tuple(body["grid"]),
+        block=tuple(body["block"]),
+        cluster=cluster,
+        dynamic_smem=body["smem"],
+        attributes=attributes,
+        args=tuple(_argument(raw, arguments) for raw in body["args"]),
+    )
+
+
+def _argument(raw: str, arguments: Sequence[Argument]) -> LaunchArg:
+    """A parameter; a TMA descriptor (128 bytes) starts with the address it was made for."""
+    data = bytes.fromhex(raw)
+    if len(data) >= 8:
+        address = struct.unpack_from("<Q", data)[0]
+        index, offset = (address >> ADDRESS_BITS) - 1, address & ((1 << ADDRESS_BITS) - 1)
+        if 0 <= index < len(arguments) and (shape := arguments[index].shape) is not None:
+            size = DLPACK[arguments[index].dtype][1] // 8
+            for n in shape:
+                size *= n
+            if offset < size:
+                return LaunchArg(arguments[index].name, offset, raw)
+    return LaunchArg("", 0, raw)

@@ -1,0 +1,321 @@
+"""The compile gate: screen, build for every problem, audit. Needs no GPU.
+
+    with CompileGate(op, cache) as gate:
+        report = gate.run(candidate, problems)
+        report.result       # GateResult: compile.pass, or the first failure in the order of the problems
+        report.artefacts    # one per problem, on a pass
+
+Everything is cached by content, failures included (but not timeouts: they depend on the machine's load). Not covered:
+whether the numbers are right, and whether the PTX text belongs to the cubin (only the cubin is ever loaded).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kgen.contract import DTYPES, Op, Role
+from kgen.gates.artefacts import Artefact
+from kgen.gates.audit import limits, ptx
+from kgen.gates.audit import object as objects
+from kgen.gates.audit.object import AuditError
+from kgen.gates.audit.recorder import Argument, Recorder, RecorderError
+from kgen.gates.builder.pool import Builder, BuilderError, BuildFailure, Built
+from kgen.gates.builder.protocol import FUNCTION, Signature
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.screen import screen
+from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, Status, from_json, sha256_bytes, to_json
+from kgen.serve.runtime import installed_flavours
+from kgen.store import Blobs, Results
+
+GATE = "compile"
+DEFECTS = ("", "tile_scale", "drop_last_k")
+MAX_WORKSPACE_BYTES = 256 << 20  # of one instance; a layer holds one each, so more would crowd out the cache
+SHOWN_FINDINGS = 8
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    result: GateResult
+    artefacts: tuple[Artefact, ...]  # in the order of the problems; empty unless all of them passed
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one problem came to."""
+
+    status: Status
+    code: str
+    message: str
+    seconds: float
+    cached: bool = False
+    artefact: Artefact | None = None
+
+
+def compiler() -> Compiler:
+    """The installed compiler release. Raises BuilderError (one line) without one."""
+    flavours = installed_flavours()
+    try:
+        return Compiler(metadata.version("nvidia-cutlass-dsl"), max(flavours))
+    except (metadata.PackageNotFoundError, ValueError) as error:
+        raise BuilderError("the CuTe DSL compiler is not installed: pip install nvidia-cutlass-dsl") from error
+
+
+def signature(op: Op, problem: Problem) -> Signature:
+    """The op's arguments for one problem, as data for the builder."""
+    sizes, present = op.sizes(problem), op.present(problem)
+    return Signature(
+        dims={**sizes, **problem.axes},
+        tokens=problem.tokens,
+        arch=problem.arch,
+        tensors=tuple((DTYPES[t.dtype].cutlass, t.sizes(sizes)) for t in present),
+        scalars=tuple((s.dtype, s.sample) for s in op.scalars),
+        first_out=next(i for i, t in enumerate(present) if t.role is Role.OUT),
+    )
+
+
+def arguments(op: Op, problem: Problem, workspaces: Sequence[tuple[str, tuple[int, ...]]]) -> list[Argument]:
+    """Arguments of the exported function in call order; workspaces are named workspace0, workspace1, ..."""
+    sizes = op.sizes(problem)
+    out = [Argument(t.name, t.dtype, t.sizes(sizes)) for t in op.present(problem)]
+    out += [Argument(s.name, s.dtype, None, s.sample) for s in op.scalars]
+    return out + [Argument(f"workspace{i}", dtype, shape) for i, (dtype, shape) in enumerate(workspaces)]
+
+
+def same_code(a: BuildRecord, b: BuildRecord) -> str:
+    """ "" when two builds hold the same machine code and launch it the same way, else the first difference."""
+    kernels = [{k.name: k.code_sha256 for k in r.kernels} for r in (a, b)]
+    if set(kernels[0]) != set(kernels[1]):
+        return f"different kernels: {sorted(set(kernels[0]) ^ set(kernels[1]))[0]}"
+    for name, code in kernels[0].items():
+        if kernels[1][name] != code:
+            return f"kernel {name} has other machine code"
+    if a.workspaces != b.workspaces:
+        return f"other workspaces: {a.workspaces} and {b.workspaces}"
+    if len(a.launches) != len(b.launches):
+        return f"{len(a.launches)} launches a call, and {len(b.launches)}"
+    for number, (x, y) in enumerate(zip(a.launches, b.launches, strict=True)):
+        if to_json(x) != to_json(y):
+            return f"launch {number} ({x.kernel[:60]}) differs"
+    return ""
+
+
+class CompileGate:
+    """Thread-safe. `builder` may be shared between gates; without one the gate makes and closes its own.
+
+    Raises NoSandboxError when no isolation level works here, RecorderError without a C compiler.
+    """
+
+    def __init__(self, op: Op, cache_dir: Path, builder: Builder | None = None, workers: int | None = None) -> None:
+        self.op = op
+        self.builder = builder or Builder()
+        self._own_builder = builder is None
+        self._blobs, self._results = Blobs(cache_dir / "objects"), Results(cache_dir / "builds")
+        self._recorder = Recorder(self.builder.level, cache_dir / "recorder")
+        self._compiler = compiler()
+        self._executor = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="kgen-compile")
+        self._lock = threading.Lock()
+        self.cached = 0  # problems answered from the cache so far
+        self.built = 0
+
+    def __enter__(self) -> "CompileGate":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._executor.shutdown(cancel_futures=True)
+        if self._own_builder:
+            self.builder.close()
+
+    def run(self, candidate: Candidate, problems: Sequence[Problem], defect: str = "") -> CompileReport:
+        """Screen, build and audit. `defect`: a deliberate numeric error for the mutation test."""
+        if defect not in DEFECTS:
+            raise ValueError(f"unknown defect {defect!r}; known: {', '.join(DEFECTS[1:])}")
+        started = time.monotonic()
+        findings = screen(candidate.source)
+        if findings:
+            message = "\n".join(str(f) for f in findings[:SHOWN_FINDINGS])
+            return self._report(Status.FAIL, findings[0].code, message, {}, started)
+        futures = {p.key: self._executor.submit(self._one, candidate, p, defect) for p in problems}
+        outcomes = self._gather(futures)
+        return self._conclude(outcomes, started)
+
+    def _gather(self, futures: Mapping[str, "Future[_Outcome]"]) -> dict[str, _Outcome]:
+        """Outcomes in order; after the first failure those not yet started are given up."""
+        outcomes: dict[str, _Outcome] = {}
+        for key, future in futures.items():
+            if future.cancelled():
+                continue
+            outcomes[key] = future.result()
+            if outcomes[key].status is not Status.PASS:
+                for other in futures.values():
+                    other.cancel()
+        return outcomes
+
+    def _conclude(self, outcomes: Mapping[str, _Outcome], started: float) -> CompileReport:
+        evidence = {
+            "problems": {key: _facts(o) for key, o in outcomes.items()},
+            "cached": sum(o.cached for o in outcomes.values()),
+            "isolation": self.builder.level.label,
+            "compiler": to_json(self._compiler),
+        }
+        for key, outcome in outcomes.items():
+            if outcome.status is not Status.PASS:
+                message = f"{key}: {outcome.message}"
+                return self._report(outcome.status, outcome.code, message, evidence, started)
+        artefacts = tuple(o.artefact for o in outcomes.values() if o.artefact is not None)
+        message = f"{len(artefacts)} problems built and audited, {evidence['cached']} of them from the cache"
+        return self._report(Status.PASS, "compile.pass", message, evidence, started, artefacts)
+
+    def _report(
+        self,
+        status: Status,
+        code: str,
+        message: str,
+        evidence: Mapping[str, Any],
+        started: float,
+        artefacts: tuple[Artefact, ...] = (),
+    ) -> CompileReport:
+        seconds = time.monotonic() - started
+        return CompileReport(GateResult(GATE, status, code, message, evidence, seconds, GATE_CONTRACT), artefacts)
+
+    def _one(self, candidate: Candidate, problem: Problem, defect: str) -> _Outcome:
+        """One problem, from the cache or built. Never raises for what a candidate did."""
+        key = self._key(candidate, problem, defect)
+        found = self._from_cache(key)
+        if found is not None:
+            with self._lock:
+                self.cached += 1
+            return found
+        try:
+            return self._build(candidate, problem, defect, key)
+        except BuilderError as error:
+            return _Outcome(Status.ERROR, "compile.builder", str(error), 0.0)
+        except RecorderError as error:
+            return _Outcome(Status.ERROR, "compile.recorder", str(error), 0.0)
+
+    def _key(self, candidate: Candidate, problem: Problem, defect: str) -> dict[str, Any]:
+        return {
+            "candidate": candidate.id,
+            "problem": problem.key,
+            "defect": defect,
+            "compiler": to_json(self._compiler),
+            "gate_contract": GATE_CONTRACT,
+            "op_contract": self.op.contract_sha256(),
+            "unfenced": self.builder.level.name == "none",
+        }
+
+    def _from_cache(self, key: Mapping[str, Any]) -> _Outcome | None:
+        value = self._results.get(key)
+        if value is None:
+            return None
+        if value["status"] != Status.PASS:
+            return _Outcome(Status(value["status"]), value["code"], value["message"], value["seconds"], cached=True)
+        artefact = self._artefact(from_json(BuildRecord, value["record"]), value["ptx_sha256"])
+        return None if artefact is None else _passed(artefact, cached=True)
+
+    def _artefact(self, record: BuildRecord, ptx_sha256: str) -> Artefact | None:
+        """None when one of the files is not in the cache (any more)."""
+        files = (
+            self._blobs.find(record.object_sha256, ".o"),
+            self._blobs.find(ptx_sha256, ".ptx"),
+            self._blobs.find(record.cubin_sha256, ".cubin"),
+        )
+        return None if None in files else Artefact(record, *(f for f in files if f is not None))
+
+    def _build(self, candidate: Candidate, problem: Problem, defect: str, key: Mapping[str, Any]) -> _Outcome:
+        with self._lock:
+            self.built += 1
+        built = self.builder.build(candidate.source, signature(self.op, problem), defect)
+        if isinstance(built, Built):
+            try:
+                return self._keep(self._audit(candidate, problem, defect, built), built, key)
+            except AuditError as error:
+                built = BuildFailure(error.code, str(error), built.seconds)
+        outcome = _Outcome(Status.FAIL, built.code, built.message, built.seconds)
+        if not built.load_dependent:
+            value = {"status": "fail", "code": built.code, "message": built.message, "seconds": built.seconds}
+            self._results.put(key, value)
+        return outcome
+
+    def _keep(self, record: BuildRecord, built: Built, key: Mapping[str, Any]) -> _Outcome:
+        self._blobs.put(built.object, ".o")
+        ptx_sha256 = self._blobs.put(built.ptx.encode(), ".ptx")
+        self._blobs.put(objects.check(built.object, record.problem.arch).data, ".cubin")
+        self._results.put(key, {"status": "pass", "record": to_json(record), "ptx_sha256": ptx_sha256})
+        artefact = self._artefact(record, ptx_sha256)
+        assert artefact is not None  # just written
+        return _passed(artefact)
+
+    def _audit(self, candidate: Candidate, problem: Problem, defect: str, built: Built) -> BuildRecord:
+        """The audited record of a build. Raises AuditError or RecorderError."""
+        cubin = objects.check(built.object, problem.arch)
+        call = arguments(self.op, problem, built.workspaces)
+        if sum(_bytes(a) for a in call[len(call) - len(built.workspaces) :]) > MAX_WORKSPACE_BYTES:
+            raise AuditError("audit.workspace", f"workspaces exceed {MAX_WORKSPACE_BYTES} bytes")
+        launches = self._recorder.record(built.object, cubin, call)
+        limits.check(cubin, launches)
+        return BuildRecord(
+            candidate=candidate.id,
+            problem=problem,
+            function=FUNCTION,
+            object_sha256=sha256_bytes(built.object),
+            object_bytes=len(built.object),
+            cubin_sha256=cubin.sha256,
+            kernels=cubin.kernels,
+            launches=launches,
+            workspaces=built.workspaces,
+            compiler=self._compiler,
+            isolation=self.builder.level.label,
+            compile_seconds=built.seconds,
+            ptx=ptx.facts(built.ptx),
+            design=built.design,
+            defect=defect,
+        )
+
+
+def _bytes(argument: Argument) -> int:
+    total = DTYPES[argument.dtype].bytes
+    for n in argument.shape or ():
+        total *= n
+    return total
+
+
+def _passed(artefact: Artefact, cached: bool = False) -> _Outcome:
+    return _Outcome(Status.PASS, "compile.pass", "", artefact.record.compile_seconds, cached, artefact)
+
+
+def _facts(outcome: _Outcome) -> dict[str, Any]:
+    """The evidence of one problem: what a reader compares between candidates."""
+    facts: dict[str, Any] = {"code": outcome.code, "seconds": outcome.seconds, "cached": outcome.cached}
+    if outcome.artefact is None:
+        return facts
+    record = outcome.artefact.record
+    kernels = {k.name: k for k in record.kernels}
+    return facts | {
+        "object_sha256": record.object_sha256,
+        "design": record.design,
+        "workspaces": to_json(record.workspaces),
+        "ptx": dict(record.ptx),
+        "launches": [
+            {
+                "kernel": launch.kernel,
+                "grid": list(launch.grid),
+                "block": list(launch.block),
+                "cluster": list(launch.cluster),
+                "smem": launch.dynamic_smem + kernels[launch.kernel].static_smem,
+                "registers": kernels[launch.kernel].registers,
+                "stack_bytes": kernels[launch.kernel].stack_bytes,
+                "attributes": dict(launch.attributes),
+            }
+            for launch in record.launches
+        ],
+    }

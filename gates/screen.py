@@ -1,0 +1,198 @@
+"""Static rules for a candidate's source, over its syntax tree: comments and strings may say what they like.
+
+A screen, not a proof: it gives fast, readable refusals and closes the obvious doors. What a candidate could still do
+is bounded by the sandbox, and what it leaves is audited. `screen` returns every finding with its line.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+MAX_BYTES = 128 << 10
+MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
+
+# module -> names that may be imported from it; None: any name that is not itself forbidden
+ALLOWED = {"cutlass": None, "cuda.bindings.driver": ("CUstream",), "math": None, "functools": None, "typing": None}
+ALLOWED_PARENTS = {"cuda.bindings": ("driver",)}  # `from cuda.bindings import driver`
+
+# Builtins that reach the interpreter, the file system or another object's insides
+FORBIDDEN_NAMES = frozenset(
+    """eval exec compile open input breakpoint globals locals vars setattr delattr help exit quit
+    memoryview object""".split()
+)
+# Modules and functions that are reachable as attributes of allowed modules
+FORBIDDEN_ATTRIBUTES = frozenset(
+    """os sys subprocess importlib builtins ctypes socket shutil pathlib pickle multiprocessing threading inspect gc
+    signal tempfile torch numpy linecache runtime_library load_module compile from_dlpack get_type_hints ForwardRef
+    evaluate_forward_ref export_to_c dump_to_object f_globals f_locals f_back f_builtins gi_frame cr_frame tb_frame
+    func_globals mro""".split()
+)
+FORBIDDEN_MODULES = frozenset({"cutlass.torch", "cutlass.jax", "cutlass.base_dsl.jit_executor"})
+ALLOWED_DUNDERS = frozenset({"__init__", "__call__", "__name__", "__post_init__", "__doc__"})
+DRIVER = "cuda.bindings.driver"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`code` is stable; `line` counts from 1, 0: the whole file."""
+
+    code: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}" if self.line else self.message
+
+
+def screen(source: str) -> list[Finding]:
+    """Findings in file order; empty: the source may be built."""
+    text = _text(source)
+    if text:
+        return text
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        return [Finding("compile.syntax", error.lineno or 0, f"{error.msg}: {(error.text or '').strip()}")]
+    except (ValueError, RecursionError, MemoryError) as error:
+        return [Finding("compile.syntax", 0, str(error) or type(error).__name__)]
+    if _too_deep(tree):
+        return [Finding("screen.size", 0, f"expressions nest deeper than {MAX_DEPTH}")]
+    modules = _imported(tree)
+    found = [f for node in ast.walk(tree) for rule in RULES for f in rule(node, modules)]
+    return sorted(found, key=lambda f: (f.line, f.code))
+
+
+def _text(source: str) -> list[Finding]:
+    try:
+        size = len(source.encode("utf-8"))
+    except UnicodeEncodeError:
+        return [Finding("screen.encoding", 0, "the source is not valid UTF-8")]
+    if size > MAX_BYTES:
+        return [Finding("screen.size", 0, f"{size} bytes, allowed are {MAX_BYTES}")]
+    if "\r" in source or "\0" in source or source.startswith("\ufeff"):
+        return [Finding("screen.encoding", 0, "carriage returns, null bytes and byte-order marks are not allowed")]
+    return []
+
+
+def _too_deep(tree: ast.AST) -> bool:
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return False
+    return True
+
+
+def _imported(tree: ast.AST) -> dict[str, str]:
+    """Local name -> module, for every name that an import binds to a module."""
+    out = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                out[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                out[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return out
+
+
+def _allowed_module(name: str) -> bool:
+    if name in FORBIDDEN_MODULES or any(part in FORBIDDEN_ATTRIBUTES for part in name.split(".")):
+        return False
+    return name in ALLOWED or name.startswith("cutlass.")
+
+
+def _imports(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if not _allowed_module(alias.name):
+                yield _import(node, alias.name)
+    elif isinstance(node, ast.ImportFrom):
+        module = node.module or ""
+        for alias in node.names:
+            full = f"{module}.{alias.name}"
+            names = ALLOWED_PARENTS.get(module, ALLOWED.get(module))
+            if module in ALLOWED_PARENTS:
+                fine = alias.name in ALLOWED_PARENTS[module]
+            else:
+                fine = _allowed_module(module) and (names is None or alias.name in names)
+            bad = alias.name == "*" or alias.name in FORBIDDEN_ATTRIBUTES or full in FORBIDDEN_MODULES or node.level
+            if bad or not fine:
+                yield _import(node, full)
+
+
+def _import(node: ast.stmt, name: str) -> Finding:
+    allowed = ", ".join(ALLOWED)
+    return Finding("screen.import", node.lineno, f"import of {name} is not allowed; allowed: {allowed}")
+
+
+def _names(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    if not isinstance(node, ast.Name):
+        return
+    if node.id in FORBIDDEN_NAMES:
+        yield Finding("screen.name", node.lineno, f"{node.id} is not allowed")
+    elif _dunder(node.id):
+        yield Finding("screen.dunder", node.lineno, f"{node.id} is not allowed")
+
+
+def _attributes(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    if not isinstance(node, ast.Attribute):
+        return
+    if _dunder(node.attr):
+        yield Finding("screen.dunder", node.lineno, f"attribute {node.attr} is not allowed")
+    elif node.attr in FORBIDDEN_ATTRIBUTES:
+        yield Finding("screen.name", node.lineno, f"attribute {node.attr} is not allowed")
+    elif _dotted(node.value, modules) == DRIVER and node.attr != "CUstream":
+        yield Finding("screen.driver", node.lineno, f"of {DRIVER} only the type CUstream may be used")
+    root = _root(node)
+    if not isinstance(node.ctx, ast.Load) and root in modules:
+        yield Finding("screen.patch", node.lineno, f"assigning to an attribute of the imported {root} is not allowed")
+
+
+def _getattr(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    """`getattr(x, "plain_name")` only: as a value, or with a computed name, it goes round the other rules."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.Name) and child.id in ("getattr", "hasattr")):
+            continue
+        call = node if isinstance(node, ast.Call) and node.func is child else None
+        name = call.args[1].value if call and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) else None
+        if not isinstance(name, str) or _dunder(name) or name in FORBIDDEN_ATTRIBUTES:
+            yield Finding("screen.getattr", child.lineno, f"{child.id} needs a plain, constant attribute name")
+
+
+def _definitions(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef) and _dunder(node.name):
+        yield Finding("screen.dunder", node.lineno, f"defining {node.name} is not allowed")
+    elif isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.Global | ast.Nonlocal):
+        yield Finding("screen.statement", node.lineno, f"{type(node).__name__} is not allowed")
+    elif isinstance(node, ast.ClassDef) and node.keywords:
+        yield Finding("screen.statement", node.lineno, "metaclasses and class keywords are not allowed")
+
+
+def _dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__") and name not in ALLOWED_DUNDERS
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _dotted(node: ast.expr, modules: dict[str, str]) -> str:
+    """Full module path of a dotted expression, "" when it is none."""
+    if isinstance(node, ast.Name):
+        return modules.get(node.id, "")
+    if isinstance(node, ast.Attribute):
+        parent = _dotted(node.value, modules)
+        return f"{parent}.{node.attr}" if parent else ""
+    return ""
+
+
+RULES: tuple[Callable[[ast.AST, dict[str, str]], Iterator[Finding]], ...] = (
+    _imports,
+    _names,
+    _attributes,
+    _getattr,
+    _definitions,
+)
