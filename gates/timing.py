@@ -36,6 +36,7 @@ MAX_SETS = 64
 MIN_CALLS = 24  # of a graph: spreads the event pair and the graph launch
 FLUSH_TIMES = 4  # bytes read by a flush, in L2 sizes
 SETTLE = 3  # repetitions before the first kept one
+WARM_SECONDS = 0.05  # of work before that: clocks rise
 LEAD_CYCLES = 600_000  # about 0.3 ms of spinning while the host queues what is timed
 CU_LIMIT_PERSISTING_L2_CACHE_SIZE = 0x06
 
@@ -104,6 +105,13 @@ class Clock:
             self._dirty.zero_()
             self._clean.sum()
 
+    def warm(self, works: Sequence[Call]) -> None:
+        end = time.monotonic() + (WARM_SECONDS if self.on_gpu else 0.0)
+        while time.monotonic() < end:
+            for work in works:
+                work()
+            torch.cuda.synchronize()
+
     def measure(self, work: Call) -> float:
         if not self.on_gpu:
             started = time.perf_counter_ns()
@@ -138,6 +146,7 @@ def interleave(
     """µs per call of each side, sample i of all sides taken in the same repetition. `before`/`after` get i >= 0;
     the settling repetitions pass -1."""
     samples: dict[str, list[float]] = {side.name: [] for side in sides}
+    clock.warm([side.work for side in sides])
     for repetition in range(-SETTLE, repetitions):
         number = max(repetition, -1)
         for side in order.sample(list(sides), len(sides)):

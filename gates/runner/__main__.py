@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 KINDS: Mapping[str, str] = {  # job kind -> module:function(job, out) -> result
+    "numeric": "kgen.gates.runner.numeric:run",
+    "perf": "kgen.gates.runner.perf:run",
+    "model": "kgen.gates.runner.model_job:run",
     "rank": "kgen.gates.runner.rank:run",
 }
 PR_SET_PDEATHSIG = 1

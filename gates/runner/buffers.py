@@ -17,6 +17,8 @@ PATTERN = 0xC5
 POISON = 0xFF  # NaN in every float format used
 SECOND_POISON = 0x5A  # another pattern for a repeat: what is not written differs between the two
 
+Workspaces = Sequence[tuple[str, Sequence[int]]]  # (contract dtype name, shape) each
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -24,30 +26,31 @@ class Buffer:
 
     raw: torch.Tensor
     tensor: torch.Tensor
+    guard: int
 
     @property
     def data(self) -> torch.Tensor:
         """The bytes between the guards."""
-        return self.raw[GUARD : GUARD + self.tensor.numel() * self.tensor.element_size()]
+        return self.raw[self.guard : self.raw.numel() - self.guard]
 
     def intact(self) -> torch.Tensor:
         """A bool tensor on the buffer's device."""
-        end = GUARD + self.tensor.numel() * self.tensor.element_size()
-        return (self.raw[:GUARD] == PATTERN).all() & (self.raw[end:] == PATTERN).all()
+        end = self.raw.numel() - self.guard
+        return (self.raw[: self.guard] == PATTERN).all() & (self.raw[end:] == PATTERN).all()
 
 
-def guarded(shape: Sequence[int], dtype: str, device: str) -> Buffer:
+def guarded(shape: Sequence[int], dtype: str, device: str, guard: int = GUARD) -> Buffer:
     """An uninitialised tensor of a contract dtype name between two guards."""
     kind: torch.dtype = getattr(torch, DTYPES[dtype].torch)
     nbytes = DTYPES[dtype].bytes
     for n in shape:
         nbytes *= n
-    raw = torch.full((nbytes + 2 * GUARD,), PATTERN, dtype=torch.uint8, device=device)
-    return Buffer(raw, raw[GUARD : GUARD + nbytes].view(kind).view(tuple(shape)))
+    raw = torch.full((nbytes + 2 * guard,), PATTERN, dtype=torch.uint8, device=device)
+    return Buffer(raw, raw[guard : guard + nbytes].view(kind).view(tuple(shape)), guard)
 
 
-def _zeroed(workspaces: Sequence[tuple[str, Sequence[int]]], device: str) -> list[Buffer]:
-    made = [guarded(shape, dtype, device) for dtype, shape in workspaces]
+def _zeroed(workspaces: Workspaces, device: str, guard: int) -> list[Buffer]:
+    made = [guarded(shape, dtype, device, guard) for dtype, shape in workspaces]
     for buffer in made:
         buffer.data.zero_()
     return made
@@ -60,22 +63,23 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 class BufferSet:
     """The tensors of one call, in buffers of their own. One set stands for one layer of a model."""
 
-    def __init__(
-        self, op: Op, problem: Problem, device: str, workspaces: Sequence[tuple[str, Sequence[int]]] = ()
-    ) -> None:
-        self.op, self.problem, self.device = op, problem, device
+    def __init__(self, op: Op, problem: Problem, device: str, workspaces: Workspaces = (), guard: int = GUARD) -> None:
+        self.op, self.problem, self.device, self.guard = op, problem, device, guard
         sizes = op.sizes(problem)
-        self.buffers = {t.name: guarded(t.sizes(sizes), t.dtype, device) for t in op.present(problem)}
-        self.work = _zeroed(workspaces, device)
+        self.buffers = {t.name: guarded(t.sizes(sizes), t.dtype, device, guard) for t in op.present(problem)}
+        self.work = _zeroed(workspaces, device, guard)
         self.scalars: dict[str, int | float] = {}
 
-    def sibling(self, workspaces: Sequence[tuple[str, Sequence[int]]], own: Sequence[str] = ()) -> "BufferSet":
+    def sibling(self, workspaces: Workspaces, own: Sequence[str] = ()) -> "BufferSet":
         """A set that shares this one's buffers, except those named in `own`, with workspaces of its own."""
         other = copy.copy(self)
-        other.work = _zeroed(workspaces, self.device)
-        specs = {t.name: t for t in self.op.present(self.problem)}
-        fresh = {n: guarded(specs[n].sizes(self.op.sizes(self.problem)), specs[n].dtype, self.device) for n in own}
-        other.buffers = {**self.buffers, **fresh}
+        other.scalars = dict(self.scalars)
+        other.work = _zeroed(workspaces, self.device, self.guard)
+        sizes = self.op.sizes(self.problem)
+        other.buffers = dict(self.buffers)
+        for spec in self.op.present(self.problem):
+            if spec.name in own:
+                other.buffers[spec.name] = guarded(spec.sizes(sizes), spec.dtype, self.device, self.guard)
         return other
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from kgen.contract import Role
-from kgen.gates.runner.buffers import GUARD, BufferSet
+from kgen.gates.runner.buffers import BufferSet
 
 Outputs = dict[str, torch.Tensor]
 Fault = Callable[[BufferSet, Outputs, int], Outputs]
@@ -36,7 +36,8 @@ def _state_bit(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
 
 
 def _past_end(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
-    buffers.buffers[_first(buffers)].raw[-GUARD + 2] = 0
+    buffer = buffers.buffers[_first(buffers)]
+    buffer.raw[buffer.raw.numel() - buffer.guard + 2] = 0
     return got
 
 

@@ -89,17 +89,19 @@ def running(
     stall: float = 0.0,
     need_bytes: int = 0,
     wrap: Sequence[str] = (),
+    extra_environment: Mapping[str, str] | None = None,
 ) -> Iterator[Outcome]:
     """Run a job to its end. `deadline` and `stall` in seconds (stall 0: no limit); `wrap` goes before the command."""
+    environment = {**child_environment(), **(extra_environment or {})}
     folder = private_folder(need_bytes)
     try:
         (folder / "job.json").write_text(json.dumps({"kind": kind, **job}))
-        yield _run(folder, [*wrap, *child_command(folder / "job.json", folder)], deadline, stall)
+        yield _run(folder, [*wrap, *child_command(folder / "job.json", folder)], environment, deadline, stall)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(folder: Path, command: list[str], deadline: float, stall: float) -> Outcome:
+def _run(folder: Path, command: list[str], environment: Mapping[str, str], deadline: float, stall: float) -> Outcome:
     started = time.monotonic()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -107,7 +109,7 @@ def _run(folder: Path, command: list[str], deadline: float, stall: float) -> Out
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=child_environment(),
+            env=environment,
             cwd=folder,
             start_new_session=True,
         )

@@ -63,6 +63,7 @@ class Op(abc.ABC):
     families: ClassVar[tuple[Family, ...]]
     floor: ClassVar[float]  # relL2 against the rounded reference that is always allowed
     chain: ClassVar[tuple[str, str] | None] = None  # (output, input) that a chained run joins
+    chain_family: ClassVar[str] = "normal"  # the family whose magnitudes survive a long chain
     mutable_inputs: ClassVar[tuple[str, ...]] = ()  # inputs that the perf runner refills between replays
 
     @abc.abstractmethod

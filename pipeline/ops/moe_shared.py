@@ -55,6 +55,7 @@ class MoeShared(Op):
     )
     floor: ClassVar = 4e-3  # two roundings and the down sum
     chain: ClassVar = ("y", "m")
+    chain_family: ClassVar = "large"  # SiTU is quadratic near 0: unit rows would die out within ten calls
     mutable_inputs: ClassVar = ("m",)
 
     def inputs(self, problem: Problem, family: str, seed: int, device: str) -> Values:

@@ -1,0 +1,200 @@
+"""What the judge knows and the runner does not: references, the stock op's own distance, and the pass rule.
+
+`expected(op, problem, values)` gives the three answers to one call, `Chain` those to consecutive calls on a state, and
+`judge_outputs` compares kept outputs with them. The rule itself is kgen.contract.tolerance; exact tensors and the op's
+hard rules come from the op. Not covered here: anything that needs no answer (guards, repeat runs: the runner's part).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from kgen.contract import Errors, Op, Role, Values, compare
+from kgen.gates.runner.buffers import same_bits
+from kgen.records import Problem
+
+Tensors = dict[str, torch.Tensor]
+ERROR, EXACT, HARD_RULE = "error", "exact", "hard_rule"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Outputs and new states of one call: the stock op's, the rounded float64 and the true float64 reference's."""
+
+    stock: Tensors
+    rounded: Tensors
+    true: Tensors
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the numeric table; `errors` is None for an exact tensor. `complaint` is "" when it passes."""
+
+    problem: str
+    what: str  # family, padded count, graph turn, timed column
+    output: str
+    seed: int
+    errors: Errors | None
+    allowed_true: float
+    allowed_rounded: float
+    code: str = ""
+    complaint: str = ""
+
+    @property
+    def strain(self) -> float:
+        """How much of what is allowed is used; above 1 fails."""
+        if self.errors is None:
+            return 2.0 if self.complaint else 0.0
+        parts = ((self.errors.candidate_true, self.allowed_true), (self.errors.candidate_rounded, self.allowed_rounded))
+        return max(got / allowed if allowed > 0 else (0.0 if got == 0 else float("inf")) for got, allowed in parts)
+
+    def as_json(self) -> dict[str, Any]:
+        body = asdict(self)
+        errors = body.pop("errors") or {}
+        return {**{k: v for k, v in body.items() if v != ""}, **errors, "strain": self.strain}
+
+
+def expected(op: Op, problem: Problem, values: Values) -> Expected:
+    return Expected(
+        stock=op.stock(problem)(values),
+        rounded=op.reference(problem, values, rounded=True),
+        true=op.reference(problem, values, rounded=False),
+    )
+
+
+class Chain:
+    """Consecutive calls: each of the three answers carries its own state on."""
+
+    def __init__(self, op: Op, problem: Problem, first: Values) -> None:
+        self.op, self.problem = op, problem
+        self.states = [t.name for t in op.present(problem) if t.role is Role.STATE]
+        self.moving = [t.name for t in op.present(problem) if t.role is Role.IN]
+        self.stock_run = op.stock(problem)
+        self.stock, self.rounded, self.true = dict(first), dict(first), dict(first)
+        self.before: Values = dict(first)
+
+    def step(self, fresh: Values | None) -> Expected:
+        """The answers to the next call; `fresh` replaces the moving inputs and the scalars."""
+        if fresh is not None:
+            moving = {k: v for k, v in fresh.items() if k in self.moving or not isinstance(v, torch.Tensor)}
+            for values in (self.stock, self.rounded, self.true):
+                values.update(moving)
+        self.before = {**self.rounded, **{n: self._stored(n) for n in self.states}}
+        answer = Expected(
+            stock=self.stock_run(self.stock),
+            rounded=self.op.reference(self.problem, self.rounded, rounded=True),
+            true=self.op.reference(self.problem, self.true, rounded=False),
+        )
+        for values, got in ((self.stock, answer.stock), (self.rounded, answer.rounded), (self.true, answer.true)):
+            values.update({n: got[n] for n in self.states})
+        return answer
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """A state of the rounded chain as a kernel would find it."""
+        return _tensor(self.rounded, name).to(_tensor(self.stock, name).dtype)
+
+
+def expected_many(op: Op, problem: Problem, many: Sequence[Values]) -> list[Expected]:
+    """`expected` for several calls that share weights; one pass over all their rows where the op is row by row."""
+    if not many or not _row_by_row(op, problem):
+        return [expected(op, problem, values) for values in many]
+    with_rows = [t.name for t in op.present(problem) if t.role is Role.IN]
+    count = _tensor(many[0], with_rows[0]).shape[0]
+    joined: Values = {**many[0], **{n: torch.cat([_tensor(v, n) for v in many]) for n in with_rows}}
+    whole = expected(op, with_tokens(problem, count * len(many)), joined)
+
+    def part(got: Tensors, number: int) -> Tensors:
+        return {name: t[number * count : (number + 1) * count] for name, t in got.items()}
+
+    return [Expected(part(whole.stock, i), part(whole.rounded, i), part(whole.true, i)) for i in range(len(many))]
+
+
+def _row_by_row(op: Op, problem: Problem) -> bool:
+    """Token rows in, token rows out, nothing else that moves: then calls can be judged together."""
+    moving = [t for t in op.present(problem) if t.role is not Role.WEIGHT]
+    rows = all(t.shape and t.shape[0] == "tokens" and t.role is not Role.STATE for t in moving)
+    return rows and not op.scalars and any(t.role is Role.IN for t in moving)
+
+
+def _tensor(values: Values, name: str) -> torch.Tensor:
+    value = values[name]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def rows_of(op: Op, problem: Problem, values: Values, count: int) -> Values:
+    """The first `count` token rows of every tensor that has token rows."""
+    with_rows = {t.name for t in op.present(problem) if t.shape and t.shape[0] == "tokens"}
+    return {k: v[:count] if k in with_rows and isinstance(v, torch.Tensor) else v for k, v in values.items()}
+
+
+def judge_outputs(
+    op: Op, problem: Problem, before: Values, got: Mapping[str, torch.Tensor], answer: Expected, what: str, seed: int
+) -> list[Row]:
+    """One row per output and state, and one per breach of a hard rule."""
+    rows = [_judge_tensor(op, problem, spec.name, spec.exact, got, answer, what, seed) for spec in op.outputs(problem)]
+    for breach in op.hard_rules(problem, before, dict(got)):
+        rows.append(Row(problem.key, what, "", seed, None, 0.0, 0.0, HARD_RULE, breach))
+    return rows
+
+
+def _judge_tensor(
+    op: Op,
+    problem: Problem,
+    name: str,
+    exact: bool,
+    got: Mapping[str, torch.Tensor],
+    answer: Expected,
+    what: str,
+    seed: int,
+) -> Row:
+    tensor, rounded = got[name], answer.rounded[name]
+    if exact:
+        same = same_bits(tensor, rounded.to(tensor.dtype))
+        complaint = "" if same else f"{name} must equal the rounded reference bit for bit, and does not"
+        return Row(problem.key, what, name, seed, None, 0.0, 0.0, "" if same else EXACT, complaint)
+    errors = compare(tensor, answer.stock[name], rounded, answer.true[name])
+    complaint = errors.complaint(op.floor)
+    return Row(
+        problem.key,
+        what,
+        name,
+        seed,
+        errors,
+        errors.allowed_true(),
+        errors.allowed_rounded(op.floor),
+        ERROR if complaint else "",
+        f"{name}: {complaint}" if complaint else "",
+    )
+
+
+class Table:
+    """Rows by (problem, what, output): the most strained one of each is kept, with the number judged."""
+
+    def __init__(self) -> None:
+        self.worst: dict[tuple[str, str, str], Row] = {}
+        self.judged: dict[tuple[str, str, str], int] = {}
+
+    def add(self, rows: list[Row]) -> None:
+        for row in rows:
+            key = (row.problem, row.what, row.output or row.complaint)
+            self.judged[key] = self.judged.get(key, 0) + 1
+            if key not in self.worst or row.strain > self.worst[key].strain:
+                self.worst[key] = row
+
+    def failed(self) -> list[Row]:
+        return [row for row in self.worst.values() if row.complaint]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [{**row.as_json(), "judged": self.judged[key]} for key, row in self.worst.items()]
+
+
+def with_tokens(problem: Problem, tokens: int) -> Problem:
+    """The same point at a true token count, which need not be a bin."""
+    return replace(problem, tokens=tokens)
+
+
+def to_device(values: Mapping[str, torch.Tensor], device: str) -> Tensors:
+    return {name: value.to(device) for name, value in values.items()}

@@ -1,0 +1,244 @@
+"""unit-numeric: is what the artefacts compute right, on every value family, at every point?
+
+    run(op, artefacts, *, cache, device="cuda", deadline=600.0, next_command="") -> GateResult
+
+Seeds are drawn here, after the candidate is fixed; one runner process runs all points; the references are computed
+here, in float64, after the runner has ended. Codes: numeric.pass; numeric.error, .exact, .hard_rule, .guard,
+.inputs_written, .unwritten, .nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer (fail); numeric.runner
+(error); numeric.no_gpu, .other_gpu (skip). Not covered: speed, and what the values mean to a model.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kgen.contract import Op, Values
+from kgen.gates import judge, sanitizer
+from kgen.gates.environment import device_arch
+from kgen.gates.runner import numeric as job_side
+from kgen.gates.runner.host import Outcome, running
+from kgen.gates.runner.job import Built, LoadSpec, spec
+from kgen.gates.runner.numeric import FAMILY, GRAPH, PADDED, Check
+from kgen.records import GateResult, Problem, Status, to_json
+
+GATE = "unit-numeric"
+DEADLINE_SECONDS = 600.0
+STALL_SECONDS = 60.0  # one call that takes this long never ends
+REPEATS = 2  # further runs of the first family, whose bits must agree; one for the others
+SEED_BITS = 48
+SHOWN = 20  # failures listed in the evidence
+NEXT = "on a GPU host: kgen propose --op {op}; without one: kgen kit RUN -o kit.pyz, run it there, kgen ingest"
+ORDER = (  # which code names the result when several checks failed: the most basic first
+    "crash",
+    "timeout",
+    "guard",
+    "inputs_written",
+    "unwritten",
+    "nondeterministic",
+    "hard_rule",
+    "exact",
+    "padding",
+    "graph",
+    "error",
+    "sanitizer",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    code: str
+    text: str
+
+
+def skip_without(
+    device: str, op: Op, specs: Sequence[LoadSpec], gate: str, prefix: str, command: str
+) -> GateResult | None:
+    """A skip with the exact next command when these artefacts cannot run on this machine, else None."""
+    command = command or NEXT.format(op=op.name)
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return GateResult(gate, Status.SKIP, f"{prefix}.no_gpu", f"no CUDA GPU here; next: {command}")
+    here = device_arch()
+    if not any(s.problem.arch == here for s in specs):
+        wanted = ", ".join(sorted({s.problem.arch for s in specs})) or "none"
+        message = f"built for {wanted}, this GPU is {here}; next: {command}"
+        return GateResult(gate, Status.SKIP, f"{prefix}.other_gpu", message)
+    return None
+
+
+def run(
+    op: Op,
+    artefacts: Sequence[Built],
+    *,
+    cache: Path,
+    device: str = "cuda",
+    deadline: float = DEADLINE_SECONDS,
+    next_command: str = "",
+) -> GateResult:
+    """The gate over all artefacts of one candidate that fit this GPU's arch."""
+    return run_specs(
+        op, [spec(a) for a in artefacts], cache=cache, device=device, deadline=deadline, next_command=next_command
+    )
+
+
+def run_specs(
+    op: Op,
+    specs: Sequence[LoadSpec],
+    *,
+    cache: Path,
+    device: str = "cuda",
+    deadline: float = DEADLINE_SECONDS,
+    stall: float = STALL_SECONDS,
+    next_command: str = "",
+) -> GateResult:
+    """As `run`, over load specs: tests put the stock stand-in in the candidate's place, on device "cpu"."""
+    started = time.monotonic()
+    if (skipped := skip_without(device, op, specs, GATE, "numeric", next_command)) is not None:
+        return skipped
+    chosen = [s for s in specs if device == "cpu" or s.problem.arch == device_arch()]
+    plan = make_plan(op, chosen)
+    job = {
+        "items": [{"spec": to_json(s), "checks": [to_json(c) for c in checks]} for s, checks in plan],
+        "cache": str(cache),
+        "device": device,
+    }
+    with running("numeric", job, deadline=deadline, stall=stall, need_bytes=output_bytes(op, plan)) as outcome:
+        runner_seconds = time.monotonic() - started
+        table = judge.Table()
+        failures = judge_outcome(op, plan, outcome, table, device)
+        error = outcome.message + _last_words(outcome) if outcome.status == "error" else ""
+    sanitized = sanitizer.run(op, chosen, cache=cache, device=device) if not (failures or error) else {}
+    failures += [Failure("sanitizer", text) for text in sanitizer.complaints(sanitized)]
+    evidence = {
+        "points": len(chosen),
+        "families": [f.name for f in op.families],
+        "seeds": {
+            s.problem.key: {f"{c.kind} {c.family} {c.true_tokens}".strip(): c.seed for c in cs} for s, cs in plan
+        },
+        "table": table.as_json(),
+        "failures": [f"numeric.{f.code}: {f.text}" for f in failures[:SHOWN]],
+        "sanitizer": sanitized,
+        "runner_seconds": round(runner_seconds, 2),
+    }
+    return _result(failures, error, evidence, len(chosen), time.monotonic() - started)
+
+
+def _last_words(outcome: Outcome) -> str:
+    tail = outcome.log.strip().splitlines()[-1:] if outcome.log.strip() else []
+    return f" ({tail[0][:200]})" if tail else ""
+
+
+def _result(
+    failures: Sequence[Failure], error: str, evidence: Mapping[str, Any], points: int, seconds: float
+) -> GateResult:
+    if failures:
+        first = min(failures, key=lambda f: ORDER.index(f.code))
+        status, code, message = Status.FAIL, f"numeric.{first.code}", first.text
+    elif error:
+        status, code, message = Status.ERROR, "numeric.runner", error
+    else:
+        status, code, message = Status.PASS, "numeric.pass", f"{points} points, all families within the rule"
+    return GateResult(GATE, status, code, message, evidence, seconds)
+
+
+def make_plan(op: Op, specs: Sequence[LoadSpec]) -> list[tuple[LoadSpec, list[Check]]]:
+    """Every family at every point, padded counts where the bin has some, and the graph check; fresh secret seeds."""
+    plan: list[tuple[LoadSpec, list[Check]]] = []
+    number = 0
+    for each in specs:
+        base = op.families[0].name
+        drafts = [(FAMILY, f.name, f.steps, 0) for f in op.families]
+        drafts += [(PADDED, base, 1, n) for n in op.pack.padded if op.bin_for(n) == each.problem.tokens]
+        drafts.append((GRAPH, base, 1, 0))
+        checks = []
+        for kind, family, steps, true_tokens in drafts:
+            repeats = REPEATS if (kind, family) == (FAMILY, base) else 1
+            seed = secrets.randbits(SEED_BITS)
+            checks.append(Check(number, kind, family, seed, steps, true_tokens, repeats))
+            number += 1
+        plan.append((each, checks))
+    return plan
+
+
+def output_bytes(op: Op, plan: Sequence[tuple[LoadSpec, list[Check]]]) -> int:
+    """What the runner will leave in its folder."""
+    total = 0
+    replays = (job_side.GRAPH_ROUNDS + 1) * job_side.GRAPH_SETS
+    for each, checks in plan:
+        sizes = op.sizes(each.problem)
+        written = 0
+        for tensor in op.outputs(each.problem):
+            elements = 1
+            for n in tensor.sizes(sizes):
+                elements *= n
+            written += 8 * elements
+        total += sum(written * (replays if c.kind == GRAPH else len(job_side.kept_steps(c.steps))) for c in checks)
+    return total
+
+
+@torch.no_grad()
+def judge_outcome(
+    op: Op, plan: Sequence[tuple[LoadSpec, list[Check]]], outcome: Outcome, table: judge.Table, device: str
+) -> list[Failure]:
+    """What failed, from the runner's own findings and from its outputs against the references."""
+    failures: list[Failure] = []
+    if outcome.status in ("fault", "crashed"):
+        failures.append(Failure("crash", outcome.message))
+    elif outcome.status == "hung":
+        failures.append(Failure("timeout", outcome.message))
+    checks = {c.id: (s, c) for s, cs in plan for c in cs}
+    for record in outcome.records:
+        each, check = checks.pop(int(record["id"]))
+        failures += [Failure(code, f"{each.problem.key}: {text}") for code, text in record["findings"]]
+        for row in _judge_check(op, each.problem, check, record, outcome, device):
+            table.add([row])
+            if row.complaint:
+                failures.append(Failure(row.code, f"{row.problem} {row.what}: {row.complaint}"))
+    if checks and outcome.status == "done":
+        failures.append(Failure("unwritten", f"{len(checks)} checks left no record"))
+    return failures
+
+
+def _judge_check(
+    op: Op, problem: Problem, check: Check, record: Mapping[str, Any], outcome: Outcome, device: str
+) -> list[judge.Row]:
+    rows: list[judge.Row] = []
+    kept = {tuple(sorted(o["at"].items())): o["tensors"] for o in record["outputs"]}
+
+    def tensors(refs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        return judge.to_device({n: outcome.tensor(ref) for n, ref in refs.items()}, device)
+
+    if check.kind == FAMILY:
+        return _judge_steps(op, problem, check, {dict(at)["step"]: tensors(refs) for at, refs in kept.items()}, device)
+    for at, refs in kept.items():
+        where = dict(at)
+        if check.kind == PADDED:
+            values, what, seed = op.inputs(problem, check.family, check.seed, device), "padded", check.seed
+            values = judge.rows_of(op, problem, values, check.true_tokens)
+            what = f"padded {check.true_tokens}"
+        else:
+            seed = job_side.graph_seed(check.seed, where["turn"], where["set"])
+            values, what = op.inputs(problem, check.family, seed, device), "graph"
+        answer = judge.expected(op, problem, values)
+        rows += judge.judge_outputs(op, problem, values, tensors(refs), answer, what, seed)
+    return rows
+
+
+def _judge_steps(
+    op: Op, problem: Problem, check: Check, kept: Mapping[int, dict[str, torch.Tensor]], device: str
+) -> list[judge.Row]:
+    first: Values = op.inputs(problem, check.family, check.seed, device)
+    chain = judge.Chain(op, problem, first)
+    rows: list[judge.Row] = []
+    for step in range(check.steps):
+        seed = job_side.step_seed(check.seed, step)
+        answer = chain.step(op.inputs(problem, check.family, seed, device) if step else None)
+        if step in kept:
+            rows += judge.judge_outputs(op, problem, chain.before, kept[step], answer, check.family, seed)
+    return rows
