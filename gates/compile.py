@@ -76,6 +76,7 @@ def signature(op: Op, problem: Problem) -> Signature:
         arch=problem.arch,
         tensors=tuple((DTYPES[t.dtype].cutlass, t.sizes(sizes)) for t in present),
         scalars=tuple((s.dtype, s.sample) for s in op.scalars),
+        names=(*(t.name for t in present), *(s.name for s in op.scalars)),
         first_out=next(i for i, t in enumerate(present) if t.role is Role.OUT),
     )
 

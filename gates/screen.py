@@ -17,15 +17,66 @@ ALLOWED_PARENTS = {"cuda.bindings": ("driver",)}  # `from cuda.bindings import d
 
 # Builtins that reach the interpreter, the file system or another object's insides
 FORBIDDEN_NAMES = frozenset(
-    """eval exec compile open input breakpoint globals locals vars setattr delattr help exit quit
-    memoryview object""".split()
+    {
+        "eval",
+        "exec",
+        "compile",
+        "open",
+        "input",
+        "breakpoint",
+        "globals",
+        "locals",
+        "vars",
+        "setattr",
+        "delattr",
+        "help",
+        "exit",
+        "quit",
+        "memoryview",
+        "object",
+    }
 )
 # Modules and functions that are reachable as attributes of allowed modules
 FORBIDDEN_ATTRIBUTES = frozenset(
-    """os sys subprocess importlib builtins ctypes socket shutil pathlib pickle multiprocessing threading inspect gc
-    signal tempfile torch numpy linecache runtime_library load_module compile from_dlpack get_type_hints ForwardRef
-    evaluate_forward_ref export_to_c dump_to_object f_globals f_locals f_back f_builtins gi_frame cr_frame tb_frame
-    func_globals mro""".split()
+    {
+        "os",
+        "sys",
+        "subprocess",
+        "importlib",
+        "builtins",
+        "ctypes",
+        "socket",
+        "shutil",
+        "pathlib",
+        "pickle",
+        "multiprocessing",
+        "threading",
+        "inspect",
+        "gc",
+        "signal",
+        "tempfile",
+        "torch",
+        "numpy",
+        "linecache",
+        "runtime_library",
+        "load_module",
+        "compile",
+        "from_dlpack",
+        "get_type_hints",
+        "ForwardRef",
+        "evaluate_forward_ref",
+        "export_to_c",
+        "dump_to_object",
+        "f_globals",
+        "f_locals",
+        "f_back",
+        "f_builtins",
+        "gi_frame",
+        "cr_frame",
+        "tb_frame",
+        "func_globals",
+        "mro",
+    }
 )
 FORBIDDEN_MODULES = frozenset({"cutlass.torch", "cutlass.jax", "cutlass.base_dsl.jit_executor"})
 ALLOWED_DUNDERS = frozenset({"__init__", "__call__", "__name__", "__post_init__", "__doc__"})

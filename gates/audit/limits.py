@@ -32,8 +32,8 @@ def check(cubin: Cubin, launches: Sequence[Launch]) -> None:
         if kernel.stack_bytes > STACK_BYTES:
             raise AuditError(
                 "audit.spill",
-                f"kernel {kernel.name[:60]} uses {kernel.stack_bytes} bytes of stack a thread (spills or an array indexed"
-                f" at run time); allowed: {STACK_BYTES}. It has {kernel.registers} registers a thread",
+                f"kernel {kernel.name[:60]} uses {kernel.stack_bytes} bytes of stack a thread (spills, or an array"
+                f" indexed at run time); allowed: {STACK_BYTES}. It has {kernel.registers} registers a thread",
             )
     for launch in launches:
         _launch(launch, facts[launch.kernel])

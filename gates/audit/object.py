@@ -44,6 +44,7 @@ UNDEFINED = frozenset(
         "_cudaSetDevice",
         "cuda_dialect_init_library_once",
         "cuda_dialect_unload_library_once",
+        "printf",  # only to complain that a launch wants too much shared memory, which the limits then refuse
     }
 )
 ENTRY = f"__tvm_ffi_{FUNCTION}"
@@ -52,9 +53,35 @@ UNLOAD = f"{INTERNAL}___dtor_cuda_dialect_unload_library_once"  # the one destru
 
 # Sections that the compiler is known to write; an unknown one may mean something to a linker.
 SECTIONS = frozenset(
-    """.strtab .shstrtab .symtab .symtab_shndx .text .ltext .rodata .lrodata .data .ldata .bss .lbss .eh_frame
-    .fini_array .note.GNU-stack .comment .data.rel.ro .ldata.rel.ro .rodata.cst4 .rodata.cst8 .rodata.cst16
-    .rodata.cst32 .rodata.cst64 .rodata.str1.1 .rodata.str1.16 .lrodata.cst16 .lrodata.cst32""".split()
+    {
+        ".strtab",
+        ".shstrtab",
+        ".symtab",
+        ".symtab_shndx",
+        ".text",
+        ".ltext",
+        ".rodata",
+        ".lrodata",
+        ".data",
+        ".ldata",
+        ".bss",
+        ".lbss",
+        ".eh_frame",
+        ".fini_array",
+        ".note.GNU-stack",
+        ".comment",
+        ".data.rel.ro",
+        ".ldata.rel.ro",
+        ".rodata.cst4",
+        ".rodata.cst8",
+        ".rodata.cst16",
+        ".rodata.cst32",
+        ".rodata.cst64",
+        ".rodata.str1.1",
+        ".rodata.str1.16",
+        ".lrodata.cst16",
+        ".lrodata.cst32",
+    }
 )
 
 

@@ -12,6 +12,7 @@
    JSON object a line; {"done": status} is the last. From the first call on, a seccomp filter kills the process on any
    system call but writing to stdout, memory and exit, so a launcher that does anything else does not get away with it.
    Not covered: a launcher crafted to print forged lines; its launches are counted again on the GPU. */
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -137,6 +138,8 @@ EXPORT int cuda_dialect_unload_library_once(void **state, void *function, void *
     return 0;
 }
 EXPORT void CuteDSLRT_TVMFFISetRaisedCudaError(int error) { snprintf(error_kind, sizeof error_kind, "cuda %d", error); }
+
+EXPORT int printf(const char *format, ...) { return (void)format, 0; } /* a launcher's complaint; the limits say it */
 
 struct config { unsigned grid[3], block[3]; size_t smem; void *stream; const unsigned char *attributes; unsigned count; };
 

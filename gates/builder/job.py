@@ -13,13 +13,13 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kgen.gates.builder import defects
-from kgen.gates.builder.protocol import CUBIN, FUNCTION, MODULE, OBJECT, PTX, RESULT, SOURCE
+from kgen.gates.builder.protocol import ANSI, CUBIN, FUNCTION, MODULE, OBJECT, PTX, RESULT, SOURCE
 
 OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir ."
 DTYPES = {  # contract dtype -> attribute of cutlass, for workspaces
@@ -39,6 +39,7 @@ BACKENDS = (
     ("std::bad_alloc", "compile.memory"),
     ("out of memory", "compile.memory"),
 )
+OWN_CODE = re.compile(r"error: (NameError|AttributeError|ImportError) in")
 # what Python raised -> code, after the compiler's own words were looked at
 EXCEPTIONS: tuple[tuple[type[BaseException], str], ...] = (
     (SyntaxError, "compile.syntax"),
@@ -48,10 +49,15 @@ EXCEPTIONS: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "compile.memory"),
     (RecursionError, "compile.recursion"),
 )
+CALL_CODES = ("CALL_", "ARG_BIND_")  # the compiler complains about the arguments that it was called with
 
 
 class ContractError(Exception):
     """The candidate does not keep the contract of docs/candidate.md."""
+
+
+class OwnError(Exception):
+    """Wraps what build(), workspaces(), design() or the module itself raised: the compiler was not involved."""
 
 
 def run(request: dict[str, Any]) -> int:
@@ -59,42 +65,74 @@ def run(request: dict[str, Any]) -> int:
     started = time.monotonic()
     try:
         result = _build(request)
-    except BaseException as error:  # process boundary: a candidate may raise anything, SystemExit included
+    except BaseException as error:  # noqa: BLE001  process boundary: a candidate may raise anything, SystemExit too
         code, message = classify(error)
-        result = {"ok": False, "code": code, "message": message}
+        if code.removeprefix("compile.dsl.").startswith(CALL_CODES):
+            message += f"\n  the host function is called with: {', '.join(_names(request))}"
+        result = {"ok": False, "code": code, "message": _without_paths(message, request["folder"])}
     result["seconds"] = time.monotonic() - started
     Path(RESULT).write_text(json.dumps(result), encoding="utf-8")
     return 0 if result["ok"] else 1
 
 
 def _build(request: dict[str, Any]) -> dict[str, Any]:
-    import cutlass
     import cutlass.cute as cute
-    from cutlass.cute.runtime import make_fake_stream
 
     signature, defect = request["signature"], request["defect"]
     source = Path(SOURCE).read_text(encoding="utf-8")
     if defect == "drop_last_k":
         source = defects.drop_last_k(source)
-    module = load(MODULE, source)
-    point = (dict(signature["dims"]), signature["tokens"], signature["arch"])
-    host = _function(module, "build")(*point)
+    with _candidates_own():
+        module = load(MODULE, source)
+        point = (dict(signature["dims"]), signature["tokens"], signature["arch"])
+        host = _function(module, "build")(*point)
+        workspaces = _workspaces(module, point)
+        design = str(getattr(module, "design", lambda *_: "")(*point))[:200]
     if not callable(host):
         raise ContractError(f"build() returned {type(host).__name__}, not a @cute.jit host function")
-    workspaces = _workspaces(module, point)
-    design = str(getattr(module, "design", lambda *_: "")(*point))[:200]
+    arguments = _arguments(signature, workspaces)
+    if defect == "tile_scale":
+        counts = len(signature["tensors"]), len(signature["scalars"]), len(workspaces)
+        host = load("defect", defects.scaled(*counts, signature["first_out"])).wrap(host)
+    compiled = cute.compile(host, *arguments, options=OPTIONS)
+    ptx, cubin = compiled.artifacts.PTX, compiled.artifacts.CUBIN
+    if not isinstance(cubin, bytes):
+        raise ContractError("the host function launches no kernel")
+    compiled.export_to_c(OBJECT, function_name=FUNCTION)
+    Path(PTX).write_text(ptx, encoding="utf-8")
+    Path(CUBIN).write_bytes(cubin)
+    return {"ok": True, "workspaces": workspaces, "design": design}
+
+
+@contextlib.contextmanager
+def _candidates_own() -> Iterator[None]:
+    """Marks what the candidate's own Python raises, so that it is not taken for a complaint of the compiler."""
+    try:
+        yield
+    except ContractError:
+        raise
+    except BaseException as error:
+        raise OwnError from error
+
+
+def _arguments(signature: dict[str, Any], workspaces: list[tuple[str, list[int]]]) -> list[Any]:
+    """Fake tensors, scalars, fake workspaces and the stream, in call order."""
+    import cutlass
+    from cutlass.cute.runtime import make_fake_stream
+
     tensors = [_fake(dtype, shape) for dtype, shape in signature["tensors"]]
     scalars = [{"i32": cutlass.Int32, "f32": cutlass.Float32}[kind](value) for kind, value in signature["scalars"]]
     spaces = [_fake(DTYPES[dtype], shape) for dtype, shape in workspaces]
-    arguments = [*tensors, *scalars, *spaces, make_fake_stream(use_tvm_ffi_env_stream=True)]
-    if defect == "tile_scale":
-        text = defects.scaled(len(tensors), len(scalars), len(spaces), signature["first_out"])
-        host = load("defect", text).wrap(host)
-    compiled = cute.compile(host, *arguments, options=OPTIONS)
-    compiled.export_to_c(OBJECT, function_name=FUNCTION)
-    Path(PTX).write_text(compiled.artifacts.PTX, encoding="utf-8")
-    Path(CUBIN).write_bytes(compiled.artifacts.CUBIN)
-    return {"ok": True, "workspaces": workspaces, "design": design}
+    return [*tensors, *scalars, *spaces, make_fake_stream(use_tvm_ffi_env_stream=True)]
+
+
+def _names(request: dict[str, Any]) -> list[str]:
+    return [*request["signature"]["names"], "the declared workspaces", "stream"]
+
+
+def _without_paths(message: str, folder: str) -> str:
+    """The message without paths of this machine: the same failure reads the same everywhere."""
+    return message.replace(f"{folder}/", "").replace(str(Path(__file__).parent) + "/", "builder/")
 
 
 def load(name: str, source: str) -> ModuleType:
@@ -146,12 +184,18 @@ def _fake(dtype: str, shape: list[int]) -> Any:
 
 def classify(error: BaseException) -> tuple[str, str]:
     """(stable code, message for the proposer) of what a candidate raised."""
+    if isinstance(error, OwnError) and error.__cause__ is not None:
+        own = error.__cause__
+        code = next((code for kind, code in EXCEPTIONS if isinstance(own, kind)), "compile.build")
+        return code, _message(own)
     if isinstance(error, ContractError | defects.DefectError):
         return ("compile.contract" if isinstance(error, ContractError) else "compile.defect"), str(error)
     message = _message(error)
     for words, code in BACKENDS:
         if words in message:
             return code, message
+    if OWN_CODE.search(message):
+        return "compile.name", message
     if hit := DSL_CODE.search(message):
         return f"compile.dsl.{hit.group(1)}", message
     for kind, code in EXCEPTIONS:
@@ -167,4 +211,4 @@ def _message(error: BaseException) -> str:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == SOURCE]
     where = [f"  {SOURCE}:{f.lineno} in {f.name}: {(f.line or '').strip()}" for f in frames[-6:]]
     words = "".join(traceback.format_exception_only(error)).strip()
-    return "\n".join([*where, words])
+    return ANSI.sub("", "\n".join([*where, words]))

@@ -22,7 +22,7 @@ from typing import Any
 
 import kgen.gates.builder
 import kgen.gates.sandbox
-from kgen.gates.builder.protocol import CUBIN, OBJECT, PTX, RESULT, SOURCE, JobEnd, Signature
+from kgen.gates.builder.protocol import ANSI, CUBIN, OBJECT, PTX, RESULT, SOURCE, JobEnd, Signature
 from kgen.gates.sandbox import Box, Level, Limits, choose
 from kgen.gates.sandbox.process import CappedReader, kill_group
 
@@ -30,7 +30,6 @@ START_SECONDS = 60.0  # importing the compiler takes one second; a cold disk may
 WALL_SECONDS = 60.0  # a job; 20 s is ample on an idle machine
 CAPS = {OBJECT: 4 << 20, CUBIN: 4 << 20, PTX: 16 << 20, RESULT: 1 << 20}  # bytes; objects are 15-40 KB
 MESSAGE_CAP = 8000  # characters of a compiler message kept for feedback
-ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 PACKAGES = ("cutlass", "cuda", "tvm_ffi", "typing_extensions")  # imported inside, wherever they are installed
 

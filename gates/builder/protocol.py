@@ -1,5 +1,6 @@
 """What the judge and the build server say to each other. Standard library only: both sides import it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +9,16 @@ SOURCE, OBJECT, PTX, CUBIN, RESULT = "candidate.py", "kernel.o", "kernel.ptx", "
 FUNCTION = "kgen_entry"  # name of the exported tvm-ffi function
 MODULE = "candidate"  # part of every kernel's name, so the same for every candidate
 
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colour codes: the compiler writes them to files too
+
 
 @dataclass(frozen=True)
 class Signature:
     """Arguments of the op for one problem: data only, so that the builder needs nothing of kgen's ops.
 
     `tensors`: (dtype attribute of cutlass, shape) in documented order; `scalars`: ("i32" or "f32", traced value);
-    `first_out`: index of the first output tensor; `dims`: what the candidate's functions get.
+    `names`: of the tensors, then the scalars; `first_out`: index of the first output tensor; `dims`: what the
+    candidate's functions get.
     """
 
     dims: Mapping[str, int | str]
@@ -22,6 +26,7 @@ class Signature:
     arch: str
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     scalars: tuple[tuple[str, float], ...]
+    names: tuple[str, ...]
     first_out: int
 
     def to_json(self) -> dict[str, Any]:
@@ -31,6 +36,7 @@ class Signature:
             "arch": self.arch,
             "tensors": [[dtype, list(shape)] for dtype, shape in self.tensors],
             "scalars": [list(s) for s in self.scalars],
+            "names": list(self.names),
             "first_out": self.first_out,
         }
 

@@ -7,6 +7,7 @@ another or this server. Not covered: trusting what a job leaves in its folder; t
 """
 
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -25,6 +26,14 @@ FENCED = b"\x01"  # a job's first byte: its fence is up. Without it the failure 
 CHUNK = 1 << 16
 KEPT_BYTES = 64 << 10  # of a job's stdout and stderr together
 FLOOD_BYTES = 8 << 20  # a job that says more than this is killed
+COMPILER = (
+    "cuda.bindings.driver",
+    "cutlass.cute.runtime",
+    "cutlass.cute._tvm_ffi_args_spec_converter",
+    "cutlass.base_dsl.tvm_ffi_builder",
+    "cutlass.cutlass_dsl.tvm_ffi_provider",
+    "tvm_ffi",
+)
 TICK = 0.02  # seconds between looks at deadlines and exits
 
 
@@ -47,13 +56,8 @@ def import_compiler() -> None:
     """All that a build needs, imported once. torch and numpy are kept out: half of the memory, a second of start."""
     for name in ("torch", "numpy"):
         sys.modules[name] = None  # type: ignore[assignment]
-    import cuda.bindings.driver
-    import cutlass.base_dsl.tvm_ffi_builder
-    import cutlass.cute
-    import cutlass.cute._tvm_ffi_args_spec_converter
-    import cutlass.cute.runtime
-    import cutlass.cutlass_dsl.tvm_ffi_provider
-    import tvm_ffi  # noqa: F401
+    for name in COMPILER:
+        importlib.import_module(name)
 
 
 class Server:
@@ -122,7 +126,7 @@ class Server:
             fence.apply(fence.Policy(self._read, (folder, "/dev/null"), limits, **self._policy))
             os.write(1, FENCED)
             status = job.run(request)
-        except BaseException as error:  # process boundary: whatever it is, the fork ends here
+        except BaseException as error:  # noqa: BLE001  process boundary: whatever it is, the fork ends here
             os.write(2, f"job: {type(error).__name__}: {error}\n".encode())
         finally:
             with contextlib.suppress(BaseException):
