@@ -75,6 +75,20 @@ def test_a_tie_anywhere_makes_the_bin_a_tie(target: SetPath) -> None:
     assert promoted(target, resigned(case, points=points)).labels[problem(16).key] == "tie"
 
 
+@pytest.mark.parametrize(("column", "decides"), [("graph", True), ("cold", False), ("chained", False)])
+def test_only_the_headline_column_decides(target: SetPath, column: str, decides: bool) -> None:
+    case = make_case(ratios={1: WIN, 16: WIN})
+    points = (*case.evidence.evidence.points, replace(point(problem(16), LEFT), column=column))
+    assert set(promoted(target, resigned(case, points=points)).objects) == ({T1} if decides else {T1, problem(16).key})
+
+
+def test_a_point_without_headline_column_is_not_promoted(target: SetPath) -> None:
+    case = make_case(ratios={1: WIN, 16: WIN})
+    first, second = case.evidence.evidence.points
+    promotion = promoted(target, resigned(case, points=(first, replace(second, column="cold"))))
+    assert set(promotion.objects) == {T1}
+
+
 def test_the_next_promotion_takes_only_its_own_points(target: SetPath) -> None:
     fill(target.path, make_case("one"), make_case("two", {1: WIN}))
     manifest = KernelSet(target.path).manifest()

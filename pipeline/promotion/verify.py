@@ -30,10 +30,15 @@ class RebuildUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Rebuilder:
-    """A way to build a promoted source again. `build` returns the records it got, fewer when the source fails."""
+    """A way to build a promoted source again (`kgen.promotion.rebuild` has the real one).
+
+    `build` raises RebuildUnavailable when it cannot be done here, IntegrityError when the source does not build.
+    `difference` tells the first difference in machine code or launches of two builds, "" when there is none.
+    """
 
     compiler: Compiler
     build: Callable[[Candidate, tuple[Problem, ...]], tuple[BuildRecord, ...]]
+    difference: Callable[[BuildRecord, BuildRecord], str]
 
 
 @dataclass(frozen=True)
@@ -187,27 +192,6 @@ def _compare_rebuild(kernels: KernelSet, promotion: Promotion, rebuilder: Rebuil
         key = build.problem.key
         if key not in again:
             raise IntegrityError(f"{key}: the source does not build any more")
-        for what, told in (("kernel code", _code), ("launches", _launched)):
-            if told(build) != told(again[key]):
-                raise IntegrityError(f"{key}: the source builds to other {what} than the promoted object's")
+        if text := rebuilder.difference(build, again[key]):
+            raise IntegrityError(f"{key}: the source builds to something else than the promoted object: {text}")
     return Outcome.OK, f"{len(recorded)} points rebuilt to the same kernel code and launches"
-
-
-def _code(build: BuildRecord) -> object:
-    return sorted((kernel.name, kernel.code_sha256) for kernel in build.kernels)
-
-
-def _launched(build: BuildRecord) -> object:
-    """Everything about the launches but raw argument bytes, which may hold addresses of the recording process."""
-    return [
-        (
-            launch.kernel,
-            launch.grid,
-            launch.block,
-            launch.cluster,
-            launch.dynamic_smem,
-            sorted(launch.attributes.items()),
-            [(arg.tensor, arg.offset) for arg in launch.args],
-        )
-        for launch in build.launches
-    ]
