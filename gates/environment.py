@@ -58,25 +58,22 @@ def environment() -> Environment:
         flavour = find_runtime().flavour
     except RuntimeMissing:
         flavour = "none"
-    common = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "tvm_ffi": _version("apache-tvm-ffi"),
-        "runtime_flavour": flavour,
-    }
-    if not torch.cuda.is_available():
-        return Environment("none", "", 0, 0, 0, "none", torch.version.cuda or "none", **common)
-    properties, smi = torch.cuda.get_device_properties(torch.cuda.current_device()), _smi()
+    gpu = torch.cuda.is_available()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device()) if gpu else None
+    smi = _smi() if gpu else {}
     return Environment(
-        gpu=properties.name,
+        gpu=properties.name if properties else "none",
         arch=device_arch(),
-        sms=properties.multi_processor_count,
-        l2_bytes=properties.L2_cache_size,
-        memory_bytes=properties.total_memory,
-        driver=smi.get("driver_version", "unknown"),
+        sms=properties.multi_processor_count if properties else 0,
+        l2_bytes=properties.L2_cache_size if properties else 0,
+        memory_bytes=properties.total_memory if properties else 0,
+        driver=smi.get("driver_version", "unknown" if gpu else "none"),
         cuda=torch.version.cuda or "none",
+        torch=torch.__version__,
+        python=platform.python_version(),
+        tvm_ffi=_version("apache-tvm-ffi"),
+        runtime_flavour=flavour,
         sm_clock_mhz=_number(smi.get("clocks.sm", "")),
         memory_clock_mhz=_number(smi.get("clocks.mem", "")),
         power_limit_w=_number(smi.get("power.limit", "")),
-        **common,
     )

@@ -8,6 +8,7 @@ here, in float64, after the runner has ended. Codes: numeric.pass; numeric.error
 (error); numeric.no_gpu, .other_gpu (skip). Not covered: speed, and what the values mean to a model.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kgen.contract import Op, Values
+from kgen.contract import DTYPES, Op, Values
 from kgen.gates import judge, sanitizer
 from kgen.gates.environment import device_arch
 from kgen.gates.runner import numeric as job_side
@@ -166,20 +167,21 @@ def make_plan(op: Op, specs: Sequence[LoadSpec]) -> list[tuple[LoadSpec, list[Ch
     return plan
 
 
+def output_elements_bytes(op: Op, problem: Problem) -> int:
+    """Bytes of what one call writes."""
+    sizes = op.sizes(problem)
+    return sum(math.prod(t.sizes(sizes)) * DTYPES[t.dtype].bytes for t in op.outputs(problem))
+
+
 def output_bytes(op: Op, plan: Sequence[tuple[LoadSpec, list[Check]]]) -> int:
     """What the runner will leave in its folder."""
-    total = 0
     replays = (job_side.GRAPH_ROUNDS + 1) * job_side.GRAPH_SETS
-    for each, checks in plan:
-        sizes = op.sizes(each.problem)
-        written = 0
-        for tensor in op.outputs(each.problem):
-            elements = 1
-            for n in tensor.sizes(sizes):
-                elements *= n
-            written += 8 * elements
-        total += sum(written * (replays if c.kind == GRAPH else len(job_side.kept_steps(c.steps))) for c in checks)
-    return total
+    return sum(
+        output_elements_bytes(op, each.problem)
+        * (replays if check.kind == GRAPH else len(job_side.kept_steps(check.steps)))
+        for each, checks in plan
+        for check in checks
+    )
 
 
 @torch.no_grad()

@@ -54,8 +54,13 @@ def l2_bytes(device: str) -> int:
     return int(torch.cuda.get_device_properties(device).L2_cache_size) if device != "cpu" else 0
 
 
-def refuse_persisting_l2() -> bool:
-    """Leave no room for persisting L2 lines, which a flush would not evict. True when the driver agreed."""
+def refuse_persisting_l2(device: str) -> bool:
+    """Leave no room for persisting L2 lines, which a flush would not evict. True when the driver agreed.
+
+    Needs this thread's CUDA context: call it after something was allocated.
+    """
+    if device == "cpu":
+        return False
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -64,24 +69,33 @@ def refuse_persisting_l2() -> bool:
     return bool(driver.cuCtxResetPersistingL2Cache() == 0 and limited)
 
 
-def capture(calls: Sequence[Call], device: str, warm: bool = True) -> Call:
-    """A replay of these calls in order. `warm`: call each once before, so that nothing loads during the capture."""
-    if warm:
-        for call in calls:
-            call()
-    if device == "cpu":
+class Replay:
+    """These calls in order: a CUDA graph on a GPU, the calls themselves on CPU. Keeps what they run on alive."""
 
-        def plain() -> None:
-            for call in calls:
-                call()
+    def __init__(self, calls: Sequence[Call], device: str) -> None:
+        self.calls = list(calls)
+        self.graph: Any = cuda.CUDAGraph() if device != "cpu" else None
+        if self.graph is not None:
+            cuda.synchronize()
+            with cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self._run()
 
-        return plain
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for call in calls:
+    def _run(self) -> None:
+        for call in self.calls:
             call()
-    return graph.replay
+
+    def __call__(self) -> None:
+        if self.graph is None:
+            self._run()
+        else:
+            self.graph.replay()
+
+
+def capture(calls: Sequence[Call], device: str) -> Replay:
+    """A replay of these calls. Each distinct call runs once before, so that nothing loads during the capture."""
+    for call in dict.fromkeys(calls):
+        call()
+    return Replay(calls, device)
 
 
 class Clock:

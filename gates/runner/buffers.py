@@ -4,6 +4,7 @@ Not covered: reads outside a buffer (compute-sanitizer's part); writes more than
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,11 +43,13 @@ class Buffer:
 def guarded(shape: Sequence[int], dtype: str, device: str, guard: int = GUARD) -> Buffer:
     """An uninitialised tensor of a contract dtype name between two guards."""
     kind: torch.dtype = getattr(torch, DTYPES[dtype].torch)
-    nbytes = DTYPES[dtype].bytes
-    for n in shape:
-        nbytes *= n
+    nbytes = math.prod(shape) * DTYPES[dtype].bytes
     raw = torch.full((nbytes + 2 * guard,), PATTERN, dtype=torch.uint8, device=device)
-    return Buffer(raw, raw[guard : guard + nbytes].view(kind).view(tuple(shape)), guard)
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    # set_, not a view: torch.compile and DLPack then see an ordinary tensor
+    tensor = torch.empty(0, dtype=kind, device=device)
+    tensor.set_(raw.untyped_storage(), guard // DTYPES[dtype].bytes, tuple(shape), strides)
+    return Buffer(raw, tensor, guard)
 
 
 def _zeroed(workspaces: Workspaces, device: str, guard: int) -> list[Buffer]:

@@ -27,7 +27,7 @@ import torch
 KEEP_ENV = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "USER", "KGEN_CUTE_RUNTIME", "CC", "CXX")
 KEEP_PREFIXES = ("CUDA_", "NVIDIA_", "TRITON_", "TORCHINDUCTOR_", "NCCL_", "TORCH_")
 BOOT = (
-    "import sys, json; sys.path.extend(json.loads(sys.argv[1]));"
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     " from kgen.gates.runner.__main__ import main; sys.exit(main(sys.argv[2:]))"
 )
 LOG_CAP = 20_000  # characters of the child's own words that are kept
@@ -75,7 +75,7 @@ def child_environment() -> dict[str, str]:
 
 
 def child_command(job: Path, folder: Path) -> list[str]:
-    """The runner's command line; the caller's import paths follow the child's own."""
+    """The runner's command line; the child imports from where its caller does (a kit must not meet an installed kgen)."""
     paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).exists()]
     return [sys.executable, "-I", "-W", "ignore", "-c", BOOT, json.dumps(paths), str(job), str(folder)]
 

@@ -6,6 +6,7 @@ Kept outputs have shape [repetitions, sets (graph), calls (chained) or 1 (cold),
 Baselines run on other seeds than the candidate and nothing here knows an expected answer.
 """
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -101,6 +102,13 @@ class Contestant:
         self.row_outputs = {t.name for t in turns.op.outputs(turns.problem) if t.shape and t.shape[0] == "tokens"}
         self.kept: list[list[dict[str, torch.Tensor]]] = []
         self.findings: list[str] = []
+        self.ran_on: list[BufferSet] = []
+
+    def check_guards(self) -> None:
+        """To be called after timing: the timed calls wrote nowhere else."""
+        for number, buffers in enumerate(self.ran_on):
+            for name in buffers.broken_guards():
+                self.findings.append(f"call {number} wrote outside {name}")
 
     def _kept(self, calls: Sequence[BufferSet]) -> list[dict[str, torch.Tensor]]:
         return [{n: self._rows(n, c.buffers[n].tensor).clone() for n in self.outputs} for c in calls]
@@ -109,6 +117,7 @@ class Contestant:
         return tensor[: self.rows] if name in self.row_outputs else tensor
 
     def _captured(self, calls: Sequence[BufferSet]) -> timing.Call:
+        self.ran_on = list(calls)
         with self.out.candidate(self.blame, self.device):
             return timing.capture([self.loaded.bind(c) for c in calls], self.device)
 
@@ -138,7 +147,7 @@ class Contestant:
         head = calls[0].sibling((), own=[target])
         head.work = calls[0].work
         calls[0] = head
-        for one, two in zip(calls, calls[1:], strict=False):
+        for one, two in itertools.pairwise(calls):
             two.buffers[target] = one.buffers[source]
         head.load({target: first})
         replay = self._captured(calls)
@@ -153,7 +162,7 @@ class Contestant:
         )
 
     def cold(self) -> timing.Side:
-        sets = self.turns.sets
+        sets = self.ran_on = self.turns.sets
         bound = [self.loaded.bind(s) for s in sets]
         now = [0]
 
@@ -196,7 +205,7 @@ class Functional:
                 current = self.run({**self.values[k % len(self.values)], target: current})[source]
 
         def before(repetition: int) -> None:
-            start.copy_(refilled({target: first}, [target], self.turns.seed, repetition, 0)[target])
+            start.copy_(torch.as_tensor(refilled({target: first}, [target], self.turns.seed, repetition, 0)[target]))
 
         return timing.Side(self.name, timing.capture([whole], self.device), count, before)
 
@@ -213,9 +222,9 @@ class Functional:
 
 def run(job: Mapping[str, Any], out: Out) -> dict[str, Any]:
     device = str(job["device"])
-    limited = timing.refuse_persisting_l2() if device != "cpu" else False
     _no_silent_fallback()
     clock = timing.Clock(device)
+    limited = timing.refuse_persisting_l2(device)
     for index, value in enumerate(job["points"]):
         _point(index, from_json(PointJob, value), job, out, clock)
     return {"persisting_l2_refused": limited, "l2_bytes": timing.l2_bytes(device)}
@@ -253,6 +262,7 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
             samples = timing.interleave(
                 sides, repetitions, clock, random.Random(f"{point.order_seed}/{column}"), flush=column == COLD
             )
+        contestant.check_guards()
         out.record(
             {
                 "point": index,

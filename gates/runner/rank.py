@@ -101,9 +101,8 @@ def run(job: Mapping[str, Any], out: Out) -> dict[str, Any]:
     groups: dict[str, list[tuple[int, LoadSpec]]] = {}
     for index, spec in items:
         groups.setdefault(spec.problem.key, []).append((index, spec))
-    if job["device"] != "cpu":
-        timing.refuse_persisting_l2()
     clock = timing.Clock(str(job["device"]))
+    timing.refuse_persisting_l2(clock.device)
     for group in groups.values():
         _rank_group(group, job, out, clock)
     return {}

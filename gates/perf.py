@@ -1,0 +1,301 @@
+"""perf-sweep: is it faster, at which points, and did the timed calls compute the right thing?
+
+    run(op, artefacts, *, cache, device="cuda", champion=(), ...) -> (GateResult, points, raw)
+
+One runner process times every point (each served bin, and the padded counts against the stock op at the true count) in
+three columns; then every timed output is compared with the references here. `raw` holds all samples. Codes: perf.pass;
+perf.wrong, .impossible, .no_win, .crash, .timeout (fail); perf.runner (error); perf.no_gpu, .other_gpu (skip).
+The headline is the graph column: a bin stays in the envelope when the 95 % upper bound of candidate / best baseline is
+at most 1.00 (win) or 1.03 (tie) there, at the bin itself and at every padded count that the bin serves.
+Not covered: vLLM's own kernels as baselines, several GPUs.
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kgen.contract import DTYPES, Op, Role, Values
+from kgen.gates import judge, timing
+from kgen.gates.environment import device_arch, environment
+from kgen.gates.numeric import SEED_BITS, output_elements_bytes, skip_without
+from kgen.gates.rates import Rates, rates
+from kgen.gates.runner.host import Outcome, running
+from kgen.gates.runner.job import Built, LoadSpec, spec
+from kgen.gates.runner.perf import CANDIDATE, CHAINED, COLD, COMPILE, GRAPH, STOCK, PointJob, chain_seed, set_seed
+from kgen.gates.runner.refill import refilled, refilled_names
+from kgen.gates.statistics import median, ratio_interval
+from kgen.records import GateResult, PerfPoint, Status, to_json
+
+GATE = "perf-sweep"
+DEADLINE_SECONDS = 900.0
+STALL_SECONDS = 180.0  # torch.compile of one shape stays well below
+REPETITIONS: Mapping[str, int] = {GRAPH: 40, CHAINED: 20, COLD: 40}
+WIN, TIE = 1.00, 1.03  # upper bounds of the ratio
+HEADLINE = GRAPH
+SHOWN = 20
+
+
+@dataclass
+class Findings:
+    """What the judge collects over all points."""
+
+    points: list[PerfPoint] = field(default_factory=list)
+    raw: dict[str, Any] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    impossible: list[str] = field(default_factory=list)
+    table: judge.Table = field(default_factory=judge.Table)
+
+
+def run(
+    op: Op,
+    artefacts: Sequence[Built],
+    *,
+    cache: Path,
+    device: str = "cuda",
+    champion: Sequence[Built] = (),
+    deadline: float = DEADLINE_SECONDS,
+    next_command: str = "",
+) -> tuple[GateResult, tuple[PerfPoint, ...], dict[str, Any]]:
+    """The sweep over the artefacts that are served and fit this GPU; `champion`: those of the kernel in place."""
+    return run_specs(
+        op,
+        [spec(a) for a in artefacts],
+        cache=cache,
+        device=device,
+        champion=[spec(a) for a in champion],
+        deadline=deadline,
+        next_command=next_command,
+    )
+
+
+def run_specs(
+    op: Op,
+    specs: Sequence[LoadSpec],
+    *,
+    cache: Path,
+    device: str = "cuda",
+    champion: Sequence[LoadSpec] = (),
+    dims: Sequence[str] | None = None,
+    repetitions: Mapping[str, int] = REPETITIONS,
+    deadline: float = DEADLINE_SECONDS,
+    stall: float = STALL_SECONDS,
+    next_command: str = "",
+) -> tuple[GateResult, tuple[PerfPoint, ...], dict[str, Any]]:
+    """As `run`, over load specs. `dims`: those swept (default: the pack's served ones)."""
+    started = time.monotonic()
+    if (skipped := skip_without(device, op, specs, GATE, "perf", next_command)) is not None:
+        return skipped, (), {}
+    served = op.pack.served if dims is None else dims
+    chosen = [s for s in specs if s.problem.dims in served and (device == "cpu" or s.problem.arch == device_arch())]
+    jobs = make_jobs(op, chosen, champion, repetitions)
+    job = {"points": [to_json(j) for j in jobs], "cache": str(cache), "device": device, "compile": device != "cpu"}
+    need = sum(_output_bytes(op, j, device) for j in jobs)
+    with running("perf", job, deadline=deadline, stall=stall, need_bytes=need) as outcome:
+        after = environment()  # now: the clocks are those of the run
+        limits = rates(after.gpu)
+        timed_seconds = time.monotonic() - started
+        found = judge_outcome(op, jobs, outcome, device, limits)
+        result = _result(op, jobs, outcome, found, device)
+    evidence = {
+        **result.evidence,
+        "envelope": envelope(op, found.points),
+        "headline": HEADLINE,
+        "rates": to_json(limits.__dict__) if limits else {},
+        "environment": to_json(after),
+        "timed_outputs": found.table.as_json(),
+        "seeds": {_name(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
+        "runner": dict(outcome.result),
+        "runner_seconds": round(timed_seconds, 2),
+    }
+    seconds = time.monotonic() - started
+    final = GateResult(GATE, result.status, result.code, result.message, evidence, seconds)
+    return final, tuple(found.points), found.raw
+
+
+def make_jobs(
+    op: Op, specs: Sequence[LoadSpec], champion: Sequence[LoadSpec], repetitions: Mapping[str, int]
+) -> list[PointJob]:
+    """Each bin at its full count, then the padded counts it serves; fresh secret seeds."""
+    champions = {c.problem.key: c for c in champion}
+    compiled_at = {*op.pack.quick_bins, op.pack.bins[-1]}  # torch.compile of the whole op is slow: few points
+    columns = {c: n for c, n in repetitions.items() if c != CHAINED or op.chain}
+    jobs = []
+    for each in specs:
+        counts = [each.problem.tokens, *(n for n in op.pack.padded if op.bin_for(n) == each.problem.tokens)]
+        for tokens in counts:
+            jobs.append(
+                PointJob(
+                    spec=each,
+                    tokens=tokens,
+                    repetitions=columns,
+                    baselines=(STOCK, COMPILE) if tokens in compiled_at else (STOCK,),
+                    seed=secrets.randbits(SEED_BITS),
+                    other_seed=secrets.randbits(SEED_BITS),
+                    order_seed=secrets.randbits(SEED_BITS),
+                    champion=champions.get(each.problem.key),
+                )
+            )
+    return jobs
+
+
+def _name(job: PointJob, column: str = "") -> str:
+    return f"{job.spec.problem.key}/n{job.tokens}" + (f"/{column}" if column else "")
+
+
+def _output_bytes(op: Op, job: PointJob, device: str) -> int:
+    """What the runner keeps of one point."""
+    sizes = op.sizes(job.spec.problem)
+    per_set = sum(math.prod(t.sizes(sizes)) * DTYPES[t.dtype].bytes for t in op.present(job.spec.problem))
+    sets = timing.sets_needed(per_set, timing.l2_bytes(device))
+    stateful = any(t.role is Role.STATE for t in op.outputs(job.spec.problem))
+    calls = {GRAPH: max(sets, timing.MIN_CALLS) if stateful else sets, CHAINED: timing.calls_for(sets), COLD: 1}
+    written = output_elements_bytes(op, job.spec.problem)
+    return sum(written * calls[column] * number for column, number in job.repetitions.items())
+
+
+@torch.no_grad()
+def judge_outcome(op: Op, jobs: Sequence[PointJob], outcome: Outcome, device: str, limits: Rates | None) -> Findings:
+    found = Findings()
+    for record in outcome.records:
+        job, column = jobs[int(record["point"])], str(record["column"])
+        found.wrong += [f"{_name(job, column)}: {text}" for text in record["findings"]]
+        rows = _judge_outputs(op, job, record, outcome, device)
+        found.table.add(rows)
+        found.wrong += [f"{_name(job, column)}: {row.complaint}" for row in rows if row.complaint]
+        point = make_point(op, job, record, limits)
+        found.points.append(point)
+        if (said := impossible(op, job, point, limits)) != "":
+            found.impossible.append(said)
+        kept = ("samples", "sets", "calls", "rotation_bytes", "timer", "setup_s")
+        found.raw[_name(job, column)] = {name: record[name] for name in kept}
+    return found
+
+
+def make_point(op: Op, job: PointJob, record: Mapping[str, Any], limits: Rates | None) -> PerfPoint:
+    """One row of the perf table. The ratio is paired: sample i of both sides comes from the same repetition."""
+    samples: Mapping[str, list[float]] = record["samples"]
+    mine = samples[CANDIDATE]
+    baselines = {name: median(times) for name, times in samples.items() if name != CANDIDATE}
+    best = min(baselines, key=lambda name: baselines[name])
+    ratio, low, high = ratio_interval(mine, samples[best], job.order_seed)
+    cost = op.cost(judge.with_tokens(job.spec.problem, job.tokens))
+    floor = cost.floor_us(limits.read) if limits else 0.0
+    return PerfPoint(
+        problem=job.spec.problem.key,
+        tokens=job.tokens,
+        column=str(record["column"]),
+        timer=str(record["timer"]),
+        candidate_us=median(mine),
+        baselines_us=baselines,
+        best_baseline=best,
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        roofline=floor / median(mine),
+        floor_us=floor,
+        samples=len(mine),
+        label="win" if high <= WIN else "tie" if high <= TIE else "left",
+    )
+
+
+def impossible(op: Op, job: PointJob, point: PerfPoint, limits: Rates | None) -> str:
+    """A complaint when the memory could not have moved the op's bytes in that time. Chained calls may hit L2."""
+    if limits is None or point.column == CHAINED:
+        return ""
+    least = op.cost(judge.with_tokens(job.spec.problem, job.tokens)).floor_us(limits.nominal)
+    if point.candidate_us >= least:
+        return ""
+    return f"{_name(job, point.column)}: {point.candidate_us:.2f} us, but its bytes need {least:.2f} us at peak"
+
+
+def envelope(op: Op, points: Sequence[PerfPoint]) -> dict[str, str]:
+    """Problem key -> win | tie | left, by the headline column; a bin is as good as the worst count it serves."""
+    order = ("win", "tie", "left")
+    labels: dict[str, str] = {}
+    for point in points:
+        if point.column == HEADLINE:
+            labels[point.problem] = max(labels.get(point.problem, "win"), point.label, key=order.index)
+    return labels
+
+
+def _result(op: Op, jobs: Sequence[PointJob], outcome: Outcome, found: Findings, device: str) -> GateResult:
+    labels = envelope(op, found.points)
+    wins = sum(label == "win" for label in labels.values())
+    ties, left = sum(label == "tie" for label in labels.values()), sum(label == "left" for label in labels.values())
+    evidence = {"wrong": found.wrong[:SHOWN], "impossible": found.impossible[:SHOWN]}
+
+    def made(status: Status, code: str, message: str) -> GateResult:
+        return GateResult(GATE, status, f"perf.{code}", message, evidence)
+
+    if outcome.status in ("fault", "crashed"):
+        return made(Status.FAIL, "crash", outcome.message)
+    if outcome.status == "hung":
+        return made(Status.FAIL, "timeout", outcome.message)
+    if found.wrong:
+        return made(Status.FAIL, "wrong", found.wrong[0])
+    if found.impossible:
+        return made(Status.FAIL, "impossible", found.impossible[0])
+    if outcome.status == "error":
+        return made(Status.ERROR, "runner", outcome.message)
+    said = f"{wins} bins win, {ties} tie, {left} leave the envelope (graph column, best baseline)"
+    return made(Status.PASS, "pass", said) if wins else made(Status.FAIL, "no_win", said)
+
+
+def _judge_outputs(op: Op, job: PointJob, record: Mapping[str, Any], outcome: Outcome, device: str) -> list[judge.Row]:
+    """Every timed output of one point and column against the references of the values that call had."""
+    outputs = judge.to_device({n: outcome.tensor(ref) for n, ref in record["outputs"].items()}, device)
+    column, repetitions = str(record["column"]), next(iter(outputs.values())).shape[0]
+    problem, names = job.spec.problem, refilled_names(op, job.spec.problem)
+    sets = [op.inputs(problem, "normal", set_seed(job.seed, s), device) for s in range(int(record["sets"]))]
+    if column == CHAINED:
+        return _judge_chained(op, job, sets, outputs, device)
+    groups: dict[int, list[tuple[Values, dict[str, torch.Tensor]]]] = {}
+    for repetition in range(repetitions):
+        timed = range(len(sets)) if column == GRAPH else (repetition % len(sets),)
+        for position, number in enumerate(timed):
+            fresh = refilled(sets[number], names, job.seed, repetition, number)
+            got = {n: t[repetition, position] for n, t in outputs.items()}
+            groups.setdefault(number, []).append(({**sets[number], **fresh}, got))
+    rows: list[judge.Row] = []
+    for number, calls in groups.items():
+        rows += _judge_calls(op, job, column, set_seed(job.seed, number), calls)
+    return rows
+
+
+def _judge_chained(
+    op: Op, job: PointJob, sets: Sequence[Values], outputs: Mapping[str, torch.Tensor], device: str
+) -> list[judge.Row]:
+    """Each call of a chain is judged on the input it really had: what the candidate's call before it wrote."""
+    assert op.chain is not None
+    source, target = op.chain
+    first = op.inputs(job.spec.problem, op.chain_family, chain_seed(job.seed), device)
+    groups: dict[int, list[tuple[Values, dict[str, torch.Tensor]]]] = {}
+    repetitions, calls = outputs[source].shape[:2]
+    for repetition in range(repetitions):
+        entry: Values = refilled(first, [target], job.seed, repetition, 0)
+        for k in range(calls):
+            got = {n: t[repetition, k] for n, t in outputs.items()}
+            groups.setdefault(k % len(sets), []).append(({**sets[k % len(sets)], **entry}, got))
+            entry = {target: got[source]}
+    rows: list[judge.Row] = []
+    for number, many in groups.items():
+        rows += _judge_calls(op, job, CHAINED, set_seed(job.seed, number), many)
+    return rows
+
+
+def _judge_calls(
+    op: Op, job: PointJob, column: str, seed: int, calls: Sequence[tuple[Values, dict[str, torch.Tensor]]]
+) -> list[judge.Row]:
+    problem = job.spec.problem
+    values = [judge.rows_of(op, problem, v, job.tokens) for v, _ in calls]
+    answers = judge.expected_many(op, problem, values)
+    rows: list[judge.Row] = []
+    for before, (_, got), answer in zip(values, calls, answers, strict=True):
+        rows += judge.judge_outputs(op, problem, before, got, answer, f"timed {column} n={job.tokens}", seed)
+    return rows
