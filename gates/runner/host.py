@@ -75,7 +75,7 @@ def child_environment() -> dict[str, str]:
 
 
 def child_command(job: Path, folder: Path) -> list[str]:
-    """The runner's command line; the child imports from where its caller does (a kit must not meet an installed kgen)."""
+    """The runner's command line; the child imports from where its caller does: a kit's own kgen."""
     paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).exists()]
     return [sys.executable, "-I", "-W", "ignore", "-c", BOOT, json.dumps(paths), str(job), str(folder)]
 
