@@ -9,6 +9,7 @@ Everything is cached by content, failures included (but not timeouts: they depen
 whether the numbers are right, and whether the PTX text belongs to the cubin (only the cubin is ever loaded).
 """
 
+import functools
 import os
 import threading
 import time
@@ -20,16 +21,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kgen.contract import DTYPES, Op, Role
+from kgen.contract import DTYPES, Op
 from kgen.gates.artefacts import Artefact
 from kgen.gates.audit import limits, ptx
 from kgen.gates.audit import object as objects
 from kgen.gates.audit.object import AuditError
 from kgen.gates.audit.recorder import Argument, Recorder, RecorderError
-from kgen.gates.builder.pool import Builder, BuilderError, BuildFailure, Built
-from kgen.gates.builder.protocol import FUNCTION, Signature
+from kgen.gates.builder.outcome import BuilderError, BuildFailure, Built
+from kgen.gates.builder.pool import Builder
+from kgen.gates.builder.protocol import FUNCTION
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.screen import screen
+from kgen.gates.signature import arguments, signature
 from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, Status, from_json, sha256_bytes, to_json
 from kgen.serve.runtime import installed_flavours
 from kgen.store import Blobs, Results
@@ -67,26 +70,12 @@ def compiler() -> Compiler:
         raise BuilderError("the CuTe DSL compiler is not installed: pip install nvidia-cutlass-dsl") from error
 
 
-def signature(op: Op, problem: Problem) -> Signature:
-    """The op's arguments for one problem, as data for the builder."""
-    sizes, present = op.sizes(problem), op.present(problem)
-    return Signature(
-        dims={**sizes, **problem.axes},
-        tokens=problem.tokens,
-        arch=problem.arch,
-        tensors=tuple((DTYPES[t.dtype].cutlass, t.sizes(sizes)) for t in present),
-        scalars=tuple((s.dtype, s.sample) for s in op.scalars),
-        names=(*(t.name for t in present), *(s.name for s in op.scalars)),
-        first_out=next(i for i, t in enumerate(present) if t.role is Role.OUT),
-    )
-
-
-def arguments(op: Op, problem: Problem, workspaces: Sequence[tuple[str, tuple[int, ...]]]) -> list[Argument]:
-    """Arguments of the exported function in call order; workspaces are named workspace0, workspace1, ..."""
-    sizes = op.sizes(problem)
-    out = [Argument(t.name, t.dtype, t.sizes(sizes)) for t in op.present(problem)]
-    out += [Argument(s.name, s.dtype, None, s.sample) for s in op.scalars]
-    return out + [Argument(f"workspace{i}", dtype, shape) for i, (dtype, shape) in enumerate(workspaces)]
+@functools.cache
+def _rules() -> str:
+    """Hash of the screen's, builder's and audit's sources: results of other rules are not taken from the cache."""
+    here = Path(__file__).parent
+    files = sorted([here / "screen.py", *(here / "builder").glob("*.py"), *(here / "audit").glob("*.[pc]*")])
+    return sha256_bytes(b"\0".join(f.read_bytes() for f in files if f.is_file()))
 
 
 def same_code(a: BuildRecord, b: BuildRecord) -> str:
@@ -113,8 +102,12 @@ class CompileGate:
     Raises NoSandboxError when no isolation level works here, RecorderError without a C compiler.
     """
 
-    def __init__(self, op: Op, cache_dir: Path, builder: Builder | None = None, workers: int | None = None) -> None:
+    def __init__(
+        self, op: Op, cache_dir: Path, builder: Builder | None = None, workers: int | None = None, fresh: bool = False
+    ) -> None:
+        """`workers`: builds at a time, all cores by default. `fresh`: build again what the cache holds."""
         self.op = op
+        self._fresh = fresh
         self.builder = builder or Builder()
         self._own_builder = builder is None
         self._blobs, self._results = Blobs(cache_dir / "objects"), Results(cache_dir / "builds")
@@ -210,12 +203,13 @@ class CompileGate:
             "defect": defect,
             "compiler": to_json(self._compiler),
             "gate_contract": GATE_CONTRACT,
+            "rules": _rules(),
             "op_contract": self.op.contract_sha256(),
             "unfenced": self.builder.level.name == "none",
         }
 
     def _from_cache(self, key: Mapping[str, Any]) -> _Outcome | None:
-        value = self._results.get(key)
+        value = None if self._fresh else self._results.get(key)
         if value is None:
             return None
         if value["status"] != Status.PASS:

@@ -18,7 +18,7 @@ from typing import Any
 
 from kgen.gates.audit.cubin import Cubin
 from kgen.gates.audit.object import AuditError
-from kgen.gates.builder.pool import clean
+from kgen.gates.builder.outcome import clean
 from kgen.gates.sandbox import Box, Level, Limits, run
 from kgen.records import Launch, LaunchArg, sha256_bytes
 
@@ -97,7 +97,10 @@ class Recorder:
                 file.chmod(0o644)
             self._level.prepare(folder)
             output = self._run(folder, _description(cubin, arguments))
-        return _decode(output, arguments)
+        try:
+            return _decode(output, arguments)
+        except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
+            raise AuditError("audit.launcher", f"the launcher disturbed the recorder's output: {error}") from error
 
     def _run(self, folder: Path, description: str) -> list[dict[str, Any]]:
         link = f"{self._cc} -shared -nostdlib -Wl,-z,now -o kernel.so kernel.o || exit {CC_FAILED}"
@@ -123,7 +126,7 @@ class Recorder:
 def _is_json(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -51,8 +51,9 @@ def wrap(host):
 def drop_last_k(source: str) -> str:
     """The candidate with one iteration less in its first accumulating loop. Raises DefectError without such a loop."""
     tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.For) and _trip_count(node) is not None and _accumulates(node):
+    loops = sorted((n for n in ast.walk(tree) if isinstance(n, ast.For)), key=lambda n: (n.lineno, n.col_offset))
+    for node in loops:
+        if _trip_count(node) is not None and _accumulates(node):
             call = node.iter
             assert isinstance(call, ast.Call)
             position = 0 if len(call.args) == 1 else 1

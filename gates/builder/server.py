@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,8 @@ COMPILER = (
     "cutlass.cutlass_dsl.tvm_ffi_provider",
     "tvm_ffi",
 )
+FOLDER_BYTES = 64 << 20  # a job that fills its folder beyond this is killed
+FOLDER_ENTRIES = 256
 TICK = 0.02  # seconds between looks at deadlines and exits
 
 
@@ -48,6 +51,7 @@ class _Running:
     started: float
     said: int = 0
     kept: bytearray = field(default_factory=bytearray)
+    folder: str = ""
     timed_out: bool = False
     flooded: bool = False
 
@@ -87,6 +91,9 @@ class Server:
             if now > running.deadline and not running.timed_out:
                 running.timed_out = True
                 _kill(running.pid)
+            elif not running.flooded and _too_full(running.folder):
+                running.flooded = True
+                _kill(running.pid)
             self._reap(running)
         return True
 
@@ -106,7 +113,7 @@ class Server:
         if pid == 0:
             self._become_job(request, writer)
         os.close(writer)
-        running = _Running(request["id"], pid, reader, now + request["seconds"], now)
+        running = _Running(request["id"], pid, reader, now + request["seconds"], now, folder=request["folder"])
         self._jobs[pid] = running
         self._selector.register(reader, selectors.EVENT_READ, running)
 
@@ -170,6 +177,25 @@ class Server:
         data = json.dumps(body).encode() + b"\n"
         while data:
             data = data[os.write(self._answers, data) :]
+
+
+def _too_full(folder: str) -> bool:
+    """Whether a job has left more files or bytes than any build does. Its folder's files may vanish while we look."""
+    total = 0
+    for number, entry in enumerate(_entries(folder)):
+        with contextlib.suppress(OSError):
+            total += entry.stat(follow_symlinks=False).st_blocks * 512
+        if number > FOLDER_ENTRIES or total > FOLDER_BYTES:
+            return True
+    return False
+
+
+def _entries(folder: str) -> Iterator["os.DirEntry[str]"]:
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for entry in found:
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(entry.path)
 
 
 def _readable(fd: int) -> bool:

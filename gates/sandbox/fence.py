@@ -21,7 +21,7 @@ if __package__:
     from kgen.gates.sandbox import seccomp
 else:  # started as a file with -I: the folder is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    import seccomp  # type: ignore[no-redef]
+    import seccomp  # type: ignore[import-not-found, no-redef]
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -49,7 +49,7 @@ class Limits:
     """Bytes, seconds of CPU time and counts. 0: leave as it is."""
 
     memory: int = 4 * GIB  # address space: an ordinary compile peaks at 0.5 GiB
-    file_bytes: int = 64 * MIB
+    file_bytes: int = 16 * MIB
     cpu_seconds: int = 30
     open_files: int = 256
     processes: int = 0  # counted per user: set it only where the sandbox has a user of its own

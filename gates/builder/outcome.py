@@ -1,0 +1,122 @@
+"""What a finished job means: files to audit, a failure of the candidate, or an error of ours.
+
+Everything in a job folder is untrusted: only regular files are read, following no link, up to a cap.
+"""
+
+import json
+import os
+import re
+import signal
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.gates.builder.protocol import ANSI, CUBIN, OBJECT, PTX, RESULT, JobEnd
+from kgen.gates.sandbox import Limits
+
+CAPS = {OBJECT: 4 << 20, CUBIN: 4 << 20, PTX: 8 << 20, RESULT: 1 << 20}  # bytes; objects are 15-40 KB
+MESSAGE_CAP = 8000  # characters of a compiler message kept for feedback; measured ones end below 1300
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class BuilderError(RuntimeError):
+    """Ours or the machine's fault: retryable."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The files of one build, as bytes, not yet audited."""
+
+    object: bytes
+    ptx: str
+    cubin: bytes
+    workspaces: tuple[tuple[str, tuple[int, ...]], ...]
+    design: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """The candidate's fault. `load_dependent`: another machine or moment might not fail; not worth remembering."""
+
+    code: str
+    message: str
+    seconds: float
+    load_dependent: bool = False
+
+
+def clean(text: str, cap: int = MESSAGE_CAP) -> str:
+    """Without ANSI and control characters; the middle is cut out beyond `cap` characters."""
+    text = CONTROL.sub("", ANSI.sub("", text)).strip()
+    if len(text) <= cap:
+        return text
+    half = cap // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
+
+
+def collect(folder: Path, end: JobEnd, limits: Limits) -> Built | BuildFailure:
+    """What a finished job means. Raises BuilderError when its fence failed."""
+    if not end.fenced:
+        raise BuilderError(f"a job's fence could not be put up: {clean(end.output, 600)}")
+    failure = _killed(end, limits)
+    if failure is not None:
+        return failure
+    try:
+        result = json.loads(read_regular(folder, RESULT).decode("utf-8"))
+        if not result["ok"]:
+            return BuildFailure(str(result["code"]), clean(_with_output(result["message"], end)), end.seconds)
+        return Built(
+            object=read_regular(folder, OBJECT),
+            ptx=read_regular(folder, PTX).decode("utf-8"),
+            cubin=read_regular(folder, CUBIN),
+            workspaces=tuple((str(dtype), tuple(int(n) for n in shape)) for dtype, shape in result["workspaces"]),
+            design=clean(str(result["design"]), 200),
+            seconds=end.seconds,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = clean(end.output, 2000)
+        message = f"the build left no usable result ({error}); exit status {end.returncode}\n{said}".strip()
+        return BuildFailure("compile.output", message, end.seconds)
+
+
+def _killed(end: JobEnd, limits: Limits) -> BuildFailure | None:
+    """A job that did not end by itself."""
+    said = clean(end.output)
+    if end.flooded:
+        return BuildFailure(
+            "compile.output", f"killed: it printed more than 8 MiB or filled its folder\n{said[:1000]}", end.seconds
+        )
+    if end.timed_out:
+        message = f"killed after {end.seconds:.0f} s\n{said}"
+        return BuildFailure("compile.timeout", message.strip(), end.seconds, load_dependent=True)
+    if end.returncode >= 0:
+        return None
+    name = signal.Signals(-end.returncode).name
+    if name == "SIGXCPU" or (name == "SIGKILL" and end.seconds >= limits.cpu_seconds):
+        message = f"killed after {limits.cpu_seconds} s of CPU time\n{said}"
+        return BuildFailure("compile.timeout", message.strip(), end.seconds)
+    if "bad_alloc" in said or "out of memory" in said.lower():
+        return BuildFailure("compile.memory", said, end.seconds)
+    return BuildFailure(f"compile.crash.{name}", f"the compiler died with {name}\n{said}".strip(), end.seconds)
+
+
+def _with_output(message: str, end: JobEnd) -> str:
+    """The exception, and what the compiler printed beside it (ptxas logs come that way)."""
+    said = end.output.strip()
+    return f"{message}\n{said}" if said and said not in message else str(message)
+
+
+def read_regular(folder: Path, name: str) -> bytes:
+    """Bytes of a regular file directly in `folder`, following no link. Raises OSError or ValueError (too large)."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    finally:
+        os.close(directory)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{name} is not a regular file")
+        data = file.read(CAPS[name] + 1)
+    if len(data) > CAPS[name]:
+        raise ValueError(f"{name} is larger than {CAPS[name]} bytes")
+    return data
