@@ -20,6 +20,7 @@ import torch
 
 from kgen.contract import DTYPES, Op, Values
 from kgen.gates import judge, sanitizer
+from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
 from kgen.gates.runner import numeric as job_side
 from kgen.gates.runner.host import Outcome, running
@@ -64,12 +65,13 @@ def skip_without(
     if device == "cpu":
         return None
     if not torch.cuda.is_available():
-        return GateResult(gate, Status.SKIP, f"{prefix}.no_gpu", f"no CUDA GPU here; next: {command}")
+        message = f"no CUDA GPU here; next: {command}"
+        return GateResult(gate, Status.SKIP, f"{prefix}.no_gpu", message, {}, 0.0, GATE_CONTRACT)
     here = device_arch()
     if not any(s.problem.arch == here for s in specs):
         wanted = ", ".join(sorted({s.problem.arch for s in specs})) or "none"
         message = f"built for {wanted}, this GPU is {here}; next: {command}"
-        return GateResult(gate, Status.SKIP, f"{prefix}.other_gpu", message)
+        return GateResult(gate, Status.SKIP, f"{prefix}.other_gpu", message, {}, 0.0, GATE_CONTRACT)
     return None
 
 
@@ -145,7 +147,7 @@ def _result(
         status, code, message = Status.ERROR, "numeric.runner", error
     else:
         status, code, message = Status.PASS, "numeric.pass", f"{points} points, all families within the rule"
-    return GateResult(GATE, status, code, message, evidence, seconds)
+    return GateResult(GATE, status, code, message, evidence, seconds, GATE_CONTRACT)
 
 
 def make_plan(op: Op, specs: Sequence[LoadSpec]) -> list[tuple[LoadSpec, list[Check]]]:

@@ -22,6 +22,7 @@ import torch
 
 from kgen.contract import DTYPES, Op, Role, Values
 from kgen.gates import judge, timing
+from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
 from kgen.gates.numeric import SEED_BITS, output_elements_bytes, skip_without
 from kgen.gates.rates import Rates, rates
@@ -31,13 +32,12 @@ from kgen.gates.runner.perf import CANDIDATE, CHAINED, COLD, COMPILE, GRAPH, STO
 from kgen.gates.runner.refill import refilled, refilled_names
 from kgen.gates.statistics import median, ratio_interval
 from kgen.records import GateResult, PerfPoint, Status, to_json
+from kgen.records.envelope import HEADLINE, envelope, label
 
 GATE = "perf-sweep"
 DEADLINE_SECONDS = 900.0
 STALL_SECONDS = 180.0  # torch.compile of one shape stays well below
 REPETITIONS: Mapping[str, int] = {GRAPH: 40, CHAINED: 20, COLD: 40}
-WIN, TIE = 1.00, 1.03  # upper bounds of the ratio
-HEADLINE = GRAPH
 SHOWN = 20
 
 
@@ -93,6 +93,9 @@ def run_specs(
         return skipped, (), {}
     served = op.pack.served if dims is None else dims
     chosen = [s for s in specs if s.problem.dims in served and (device == "cpu" or s.problem.arch == device_arch())]
+    if not chosen:
+        message = f"none of these artefacts has served dims ({', '.join(served)})"
+        return GateResult(GATE, Status.FAIL, "perf.no_win", message, {}, 0.0, GATE_CONTRACT), (), {}
     jobs = make_jobs(op, chosen, champion, repetitions)
     job = {"points": [to_json(j) for j in jobs], "cache": str(cache), "device": device, "compile": device != "cpu"}
     need = sum(_output_bytes(op, j, device) for j in jobs)
@@ -101,20 +104,20 @@ def run_specs(
         limits = rates(after.gpu)
         timed_seconds = time.monotonic() - started
         found = judge_outcome(op, jobs, outcome, device, limits)
-        result = _result(op, jobs, outcome, found, device)
+        result = _result(outcome, found)
     evidence = {
         **result.evidence,
-        "envelope": envelope(op, found.points),
+        "envelope": dict(envelope(found.points)),
         "headline": HEADLINE,
-        "rates": to_json(limits.__dict__) if limits else {},
-        "environment": to_json(after),
+        "rates": f"read {limits.read:.3g} B/s, nominal {limits.nominal:.3g} B/s ({limits.source})" if limits else "",
+        "clocks_after": f"SM {after.sm_clock_mhz} MHz, memory {after.memory_clock_mhz} MHz, {after.power_limit_w} W",
         "timed_outputs": found.table.as_json(),
         "seeds": {_name(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
-        "runner": dict(outcome.result),
+        "runner": {name: str(value) for name, value in outcome.result.items()},
         "runner_seconds": round(timed_seconds, 2),
     }
     seconds = time.monotonic() - started
-    final = GateResult(GATE, result.status, result.code, result.message, evidence, seconds)
+    final = GateResult(GATE, result.status, result.code, result.message, evidence, seconds, GATE_CONTRACT)
     return final, tuple(found.points), found.raw
 
 
@@ -200,7 +203,7 @@ def make_point(op: Op, job: PointJob, record: Mapping[str, Any], limits: Rates |
         roofline=floor / median(mine),
         floor_us=floor,
         samples=len(mine),
-        label="win" if high <= WIN else "tie" if high <= TIE else "left",
+        label=label(high),
     )
 
 
@@ -214,20 +217,10 @@ def impossible(op: Op, job: PointJob, point: PerfPoint, limits: Rates | None) ->
     return f"{_name(job, point.column)}: {point.candidate_us:.2f} us, but its bytes need {least:.2f} us at peak"
 
 
-def envelope(op: Op, points: Sequence[PerfPoint]) -> dict[str, str]:
-    """Problem key -> win | tie | left, by the headline column; a bin is as good as the worst count it serves."""
-    order = ("win", "tie", "left")
-    labels: dict[str, str] = {}
-    for point in points:
-        if point.column == HEADLINE:
-            labels[point.problem] = max(labels.get(point.problem, "win"), point.label, key=order.index)
-    return labels
-
-
-def _result(op: Op, jobs: Sequence[PointJob], outcome: Outcome, found: Findings, device: str) -> GateResult:
-    labels = envelope(op, found.points)
-    wins = sum(label == "win" for label in labels.values())
-    ties, left = sum(label == "tie" for label in labels.values()), sum(label == "left" for label in labels.values())
+def _result(outcome: Outcome, found: Findings) -> GateResult:
+    labels = list(envelope(found.points).values())
+    wins, ties = labels.count("win"), labels.count("tie")
+    left = len({p.problem for p in found.points}) - wins - ties
     evidence = {"wrong": found.wrong[:SHOWN], "impossible": found.impossible[:SHOWN]}
 
     def made(status: Status, code: str, message: str) -> GateResult:

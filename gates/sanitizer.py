@@ -3,11 +3,13 @@
     run(op, specs, cache=..., device=...) -> {"memcheck": {"status": "pass" | "fail" | "skip", ...}, ...}
     complaints(results) -> one line per tool that found something
 
-One process a tool runs one artefact of every design (the smallest problem of each). Where the tool is missing or
-refuses the machine the answer is a skip with its reason. Buffers have no guards there and each its own allocation, so
-that an access past the end is past an allocation.
+One process a tool runs one artefact of every design that the candidate names (the smallest problem of each). What
+passed is remembered in the cache, so that a sweep in pieces does not repeat it. Where the tool is missing or refuses
+the machine the answer is a skip with its reason. Buffers have no guards there and each its own allocation, so that an
+access past the end is past an allocation.
 """
 
+import hashlib
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -33,12 +35,18 @@ def find_tool() -> str | None:
     return found or next((p for p in PLACES if Path(p).exists()), None)
 
 
-def representatives(op: Op, specs: Sequence[LoadSpec]) -> list[LoadSpec]:
-    """One artefact of every (dims, design), the fewest tokens of each."""
-    chosen: dict[tuple[str, str], LoadSpec] = {}
-    for spec in sorted(specs, key=lambda s: s.problem.tokens):
-        chosen.setdefault((spec.problem.dims, spec.design), spec)
+def representatives(specs: Sequence[LoadSpec]) -> list[LoadSpec]:
+    """One artefact of every design, that with the fewest tokens (then the first dims by name)."""
+    chosen: dict[str, LoadSpec] = {}
+    for spec in sorted(specs, key=lambda s: (s.problem.tokens, s.problem.dims)):
+        chosen.setdefault(spec.design, spec)
     return list(chosen.values())
+
+
+def _mark(cache: Path, tool: str, spec: LoadSpec) -> Path:
+    """The file that says: this tool found nothing in this design of this candidate, on this machine."""
+    text = "\n".join([spec.candidate, spec.problem.op, spec.problem.arch, spec.design, tool])
+    return cache / "sanitized" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def errors_found(log: str) -> int | None:
@@ -53,29 +61,35 @@ def run(op: Op, specs: Sequence[LoadSpec], *, cache: Path, device: str) -> dict[
     if device == "cpu" or tool is None:
         reason = "no GPU run" if device == "cpu" else "compute-sanitizer is not installed"
         return {name: {"status": "skip", "reason": reason} for name in TOOLS}
-    chosen = representatives(op, [s for s in specs if s.engine == ARTEFACT])
+    chosen = representatives([s for s in specs if s.engine == ARTEFACT])
     return {name: _run_tool(tool, name, op, chosen, cache, device) for name in TOOLS}
 
 
 def _run_tool(tool: str, name: str, op: Op, chosen: Sequence[LoadSpec], cache: Path, device: str) -> dict[str, Any]:
+    fresh = [s for s in chosen if not _mark(cache, name, s).exists()]
+    designs = [s.design for s in chosen]
+    if not fresh:
+        return {"status": "pass", "designs": designs, "earlier": len(chosen), "seconds": 0.0}
     family = op.families[0].name
     items = [
         {"spec": to_json(s), "checks": [to_json(Check(i, FAMILY, family, seed=i + 1, repeats=0))]}
-        for i, s in enumerate(chosen)
+        for i, s in enumerate(fresh)
     ]
     job = {"items": items, "cache": str(cache), "device": device, "inputs_on": "cpu", "guard": 0}
     wrap = (tool, "--tool", name, "--report-api-errors", "no", "--print-limit", "20")
     with running("numeric", job, deadline=DEADLINE_SECONDS, wrap=wrap, extra_environment=ENVIRONMENT) as outcome:
-        log, status, seconds = outcome.log, outcome.status, outcome.seconds
-        message = outcome.message
-    found = errors_found(log)
-    told = [line for line in log.splitlines() if line.startswith("=====")][:LINES_KEPT]
-    facts = {"points": [s.problem.key for s in chosen], "seconds": round(seconds, 1)}
+        found = errors_found(outcome.log)
+        told = [line for line in outcome.log.splitlines() if line.startswith("=====")][:LINES_KEPT]
+    facts = {"designs": designs, "points": [s.problem.key for s in fresh], "seconds": round(outcome.seconds, 1)}
     if found:
         return {"status": "fail", "errors": found, "report": told, **facts}
-    if status == "done" and found == 0:
-        return {"status": "pass", "errors": 0, **facts}
-    return {"status": "skip", "reason": message or "the tool printed no summary", "report": told, **facts}
+    if outcome.status != "done" or found is None:
+        return {"status": "skip", "reason": outcome.message or "the tool printed no summary", "report": told, **facts}
+    for spec in fresh:
+        mark = _mark(cache, name, spec)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    return {"status": "pass", **facts}
 
 
 def complaints(results: Mapping[str, Any]) -> list[str]:

@@ -34,6 +34,7 @@ class LoadSpec:
     function: str = ""
     workspaces: tuple[tuple[str, tuple[int, ...]], ...] = ()
     design: str = ""
+    candidate: str = ""
     fault: str = ""
 
     @property
@@ -53,6 +54,7 @@ def spec(artefact: Built) -> LoadSpec:
         function=record.function,
         workspaces=tuple((dtype, tuple(shape)) for dtype, shape in record.workspaces),
         design=record.design,
+        candidate=record.candidate,
     )
 
 
