@@ -14,6 +14,8 @@ from kgen.gates.builder.protocol import SOURCE, JobEnd, Signature
 from kgen.gates.builder.warm import START_SECONDS, WarmServer
 from kgen.gates.sandbox import Level, Limits, choose
 
+__all__ = ["BuildFailure", "Builder", "BuilderError", "Built", "Signature"]
+
 WALL_SECONDS = 60.0  # a job; 20 s is ample on an idle machine
 
 
@@ -27,8 +29,8 @@ class Builder:
         self.level = level or choose()
         self._limits = limits or Limits()
         self._wall = wall_seconds
-        self._root = Path(tempfile.mkdtemp(prefix="kgen-build-"))
-        self._root.chmod(0o755)
+        self.root = Path(tempfile.mkdtemp(prefix="kgen-build-"))
+        self.root.chmod(0o755)
         self._servers: dict[str, WarmServer] = {}
         self._lock = threading.Lock()
         self._next = 0
@@ -45,14 +47,14 @@ class Builder:
             servers, self._servers = list(self._servers.values()), {}
         for server in servers:
             server.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def build(self, source: str, signature: Signature, defect: str = "") -> Built | BuildFailure:
         """Build one candidate for one problem. Raises BuilderError when the failure is ours."""
         with self._lock:
             self._next += 1
             number = self._next
-        folder = self._root / str(number)
+        folder = self.root / str(number)
         folder.mkdir()
         try:
             (folder / SOURCE).write_text(source, encoding="utf-8", newline="")
@@ -87,6 +89,6 @@ class Builder:
             if server is None or server.dead:
                 if server is not None:
                     server.close()
-                server = self._servers[arch] = WarmServer(self.level, arch, self._root)
+                server = self._servers[arch] = WarmServer(self.level, arch, self.root)
                 self.starts += 1
             return server

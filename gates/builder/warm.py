@@ -30,17 +30,16 @@ class _Waiting:
 
 
 def _package_folders() -> tuple[str, ...]:
-    """Where the compiler's packages are. Raises BuilderError naming what is missing."""
+    """The folders of sys.path that the compiler's packages are in. Raises BuilderError naming what is missing."""
     out: dict[str, None] = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None:
             raise BuilderError(f"{name} is not installed: pip install nvidia-cutlass-dsl apache-tvm-ffi")
-        places = list(spec.submodule_search_locations or []) or [spec.origin or ""]
-        for place in places:
-            # the shared libraries of the compiler lie beside its packages
+        for place in list(spec.submodule_search_locations or []) or [spec.origin or ""]:
             parent = Path(place).parent
-            out[str(parent.parent if parent.name == "dsl_packages" else Path(place))] = None
+            # the compiler's shared libraries lie beside the folder of its packages
+            out[str(parent.parent.parent if parent.name == "dsl_packages" else parent)] = None
     return tuple(out)
 
 
