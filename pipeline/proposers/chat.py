@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kgen.proposers.base import ProposerError, SetupError, Usage
 from kgen.proposers.endpoint import Endpoint
 from kgen.proposers.faults import Fault, fault_of
+from kgen.proposers.redact import redacted_logs
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -60,6 +61,10 @@ class Chat:
         self, messages: list[Message], deadline_s: float, max_tokens: int, attempts: int = MAX_ATTEMPTS
     ) -> tuple[Reply, Usage]:
         """The first complete reply within `deadline_s`. Raises ProposerError or SetupError, both with the usage."""
+        with redacted_logs(self.endpoint.redactor):
+            return self._ask(messages, deadline_s, max_tokens, attempts)
+
+    def _ask(self, messages: list[Message], deadline_s: float, max_tokens: int, attempts: int) -> tuple[Reply, Usage]:
         start, attempt = time.monotonic(), 0
         while True:
             attempt += 1
@@ -114,7 +119,10 @@ class Chat:
 
     async def _request(self, body: dict[str, Any], seconds: float) -> Reply | Fault:
         async with _client(self.endpoint, seconds) as client:
-            return await (_streamed(client, body) if self.endpoint.stream else _whole(client, body))
+            result = await (_streamed(client, body) if self.endpoint.stream else _whole(client, body))
+        if isinstance(result, Fault):
+            return replace(result, message=f"{self.endpoint.shown}: {result.message}")
+        return result
 
 
 @asynccontextmanager

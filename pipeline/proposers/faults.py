@@ -47,8 +47,8 @@ def fault_of(error: Exception, where: str, model: str, redact: Callable[[object]
     if isinstance(error, openai.APIStatusError):
         return _status_fault(error, words, where, model)
     if isinstance(error, openai.APIConnectionError):
-        cause = _words(redact(error.__cause__ or error))
-        return Fault(f"{where}: connection failed ({type(error).__name__}: {cause})")
+        cause = error.__cause__ or error
+        return Fault(f"{where}: connection failed ({type(cause).__name__}: {_words(redact(cause))})")
     if isinstance(error, openai.APIError):  # e.g. an error event inside a stream
         return Fault(f"{where}: the endpoint reports an error: {words}")
     if isinstance(error, openai.OpenAIError):  # raised before anything is sent

@@ -20,6 +20,7 @@ _ANSI = re.compile(
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn"})
 _KEPT = frozenset("\n\t")
 _LABEL = re.compile(r"[^A-Za-z0-9 ._/=-]+")
+_NAME = re.compile(r"[^A-Za-z0-9._/=-]+")
 
 CAPS = {  # characters of each kind of data that a prompt carries
     "message": 6_000,  # compiler messages are at most 1.3 KB with the default stack filter; chains of them more
@@ -48,13 +49,13 @@ def quoted(text: object, label: str, kind: str = "message", language: str = "tex
     body = capped(strip_terminal(str(text)), CAPS[kind]).strip("\n")
     tag = _absent_id(body)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))
-    label = cell(label)
+    label = " ".join(_LABEL.sub(" ", label).split())
     return f'<data id="{tag}" what="{label}">\n{fence}{language}\n{body}\n{fence}\n</data id="{tag}">'
 
 
 def cell(word: str) -> str:
-    """A short foreign name (gate, code, problem key) for use outside a block: letters, digits and ._/=- only."""
-    return _LABEL.sub(" ", word).strip()[:80]
+    """A short foreign name (gate, code, problem key) for use outside a block: no spaces, so no sentences."""
+    return _NAME.sub("_", word).strip("_")[:64]
 
 
 def _absent_id(body: str) -> str:

@@ -7,12 +7,19 @@ are placeholders for servers without keys ("none", "EMPTY"); replacing those eve
 
 import base64
 import json
+import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 MIN_SECRET = 6
 MASK = "[redacted]"
+_PARTS = ("connection", "http11", "http2", "proxy", "socks")
+WIRE_LOGGERS = (
+    *("openai", "openai._base_client", "openai._legacy_response", "openai._response", "httpx", "httpx2"),
+    *(f"{core}.{part}" for core in ("httpcore", "httpcore2") for part in _PARTS),
+)
 _USERINFO = re.compile(r"(?<=://)[^\s/@?#'\"]+@")
 _HEADER = re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\"]+")
 
@@ -32,6 +39,29 @@ class Redactor:
 
     def __repr__(self) -> str:
         return f"Redactor({len(self._forms)} forms)"
+
+
+class _Filter(logging.Filter):
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__()
+        self._redactor = redactor
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = self._redactor.text(record.getMessage()), ()
+        return True
+
+
+@contextmanager
+def redacted_logs(redactor: Redactor) -> Iterator[None]:
+    """While this is open, the HTTP libraries' own log lines (at debug level: whole headers) are redacted."""
+    loggers, redacting = [logging.getLogger(name) for name in WIRE_LOGGERS], _Filter(redactor)
+    for logger in loggers:
+        logger.addFilter(redacting)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(redacting)
 
 
 def url_secrets(url: str) -> list[str]:

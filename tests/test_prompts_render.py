@@ -1,0 +1,156 @@
+"""Prompts: strict about undefined names, hashed, and holding what the contract, the op and the verdicts say."""
+
+import re
+from pathlib import Path
+
+import jinja2
+import pytest
+from support.requests import attempt, failing, passing, request
+
+from kgen.ops import REGISTRY
+from kgen.proposers.feedback import MAX_REPAIRS, feedback, points_of
+from kgen.proposers.render import PromptSet, packaged
+from kgen.records import GateResult, PerfPoint, Status, to_json
+
+PASSED = ("compile", "unit-numeric", "full-model-eval")
+
+
+def point(ratio: float, label: str = "win") -> PerfPoint:
+    return PerfPoint(
+        "moe_shared/nano/t8/sm_90a", 8, "graph", "cuda-events", 10.0, {"stock": 17.0, "compiled": 15.0}, "compiled",
+        ratio, ratio - 0.01, ratio + 0.01, 0.7, 7.4, 50, label,
+    )  # fmt: skip
+
+
+def timed(*points: PerfPoint, gate_status: Status = Status.PASS) -> tuple[GateResult, ...]:
+    sweep = GateResult("perf-sweep", gate_status, "perf", "m", {"points": to_json(points)})
+    return (*(passing(gate) for gate in PASSED), sweep)
+
+
+@pytest.mark.parametrize("op", sorted(REGISTRY.ops))
+def test_the_prompt_names_every_argument_dim_bin_and_arch_of_the_op(op: str, tmp_path: Path) -> None:
+    asked = request(tmp_path, op)
+    user = packaged().prompt(asked).user
+    contract = asked.op
+    for tensor in contract.tensors:
+        assert f"| {tensor.name} | {tensor.dtype} | [{', '.join(map(str, tensor.shape))}] |" in user
+    for scalar in contract.scalars:
+        assert f"| {scalar.name} | {scalar.dtype} | run-time scalar |" in user
+    for dims, sizes in contract.dims.items():
+        assert f"| {dims} | {' | '.join(map(str, sizes.values()))} |" in user
+    for family in contract.families:
+        assert family.name in user
+    for choices in contract.axes.values():
+        assert ", ".join(choices) in user
+    assert "sm_90a, sm_103a" in user
+    assert f"{contract.floor:g}" in user
+
+
+@pytest.mark.parametrize("op", sorted(REGISTRY.ops))
+def test_there_are_notes_for_every_op_and_served_arch(op: str, tmp_path: Path) -> None:
+    user = packaged().prompt(request(tmp_path, op)).user
+    assert "## Notes on this op" in user
+    assert "## Architecture sm_90a" in user and "## Architecture sm_103a" in user
+
+
+def test_the_system_prompt_states_the_candidate_contract() -> None:
+    system = packaged().render("system.md", {"guide": "GUIDE"})
+    for fact in (
+        "build(dims: dict[str, int | str], tokens: int, arch: str)", "workspaces(dims, tokens, arch)",
+        "design(dims, tokens, arch)", "stream: cuda.CUstream", "`cuda.bindings.driver`", "`math`", "`functools`",
+        "`typing`", "zeroed once at load", "re-armed", "1024 threads", "232448 bytes", "no allocation", "GUIDE",
+    ):  # fmt: skip
+        assert fact in system, fact
+
+
+def test_a_name_without_a_value_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        packaged().render("system.md", {})
+    with pytest.raises(jinja2.UndefinedError):
+        PromptSet({"a.md": "{{ op.nmae }}"}).render("a.md", {"op": {"name": "x"}})
+
+
+def test_values_are_never_evaluated_as_templates() -> None:
+    assert PromptSet({"a.md": "{{ x }}"}).render("a.md", {"x": "{{ 7 * 7 }}{% raw %}"}) == "{{ 7 * 7 }}{% raw %}"
+
+
+def test_the_hash_of_the_set_changes_with_any_page_and_only_then() -> None:
+    pages = packaged().pages
+    assert PromptSet(pages).sha256 == packaged().sha256
+    for name in pages:
+        assert PromptSet({**pages, name: pages[name] + " "}).sha256 != packaged().sha256
+
+
+def test_the_hash_of_a_prompt_changes_with_what_is_said(tmp_path: Path) -> None:
+    first, again = (packaged().prompt(request(tmp_path)) for _ in range(2))
+    other = packaged().prompt(request(tmp_path, "attn_res"))
+    repair = packaged().prompt(request(tmp_path, history=(attempt("x = 1\n", failing("m")),)))
+    assert first.sha256 == again.sha256
+    assert len({first.sha256, other.sha256, repair.sha256}) == 3
+    assert first.origin()["templates_sha256"] == packaged().sha256
+
+
+def test_no_page_names_a_model() -> None:
+    for name, page in packaged().pages.items():
+        assert not re.search(r"\b(kimi|k3)", page.lower()), name
+
+
+def test_proposals_asked_for_at_once_get_different_prompts(tmp_path: Path) -> None:
+    asked = request(tmp_path, count=3)
+    assert len({packaged().prompt(asked, i).sha256 for i in (1, 2, 3)}) == 3
+
+
+def test_a_failure_goes_back_with_gate_code_message_and_source(tmp_path: Path) -> None:
+    failed = attempt("x = 1\n", passing(), failing("relL2 is 3e-1", "numeric.error", "unit-numeric", family="tiny"))
+    prompt = packaged().prompt(request(tmp_path, history=(failed,)))
+    assert prompt.template == "repair.md"
+    for words in ("`unit-numeric`", "`numeric.error`", "relL2 is 3e-1", '"family": "tiny"', "x = 1", failed[0].id[:12]):
+        assert words in prompt.user
+
+
+def test_seeds_and_raw_samples_are_not_shown(tmp_path: Path) -> None:
+    failed = attempt("x = 1\n", failing("m", seed=987654321, seeds={"a": 987654321}, raw_samples=[987654321], keep=1))
+    user = packaged().prompt(request(tmp_path, history=(failed,))).user
+    assert "987654321" not in user and '"keep": 1' in user
+
+
+def test_a_timed_candidate_goes_back_with_its_points(tmp_path: Path) -> None:
+    prompt = packaged().prompt(request(tmp_path, history=(attempt("x = 1\n", *timed(point(0.58))),)))
+    assert prompt.template == "optimise.md"
+    row = "| moe_shared/nano/t8/sm_90a | 8 | graph | 10.00 | 15.00 (compiled) | 0.580 | 0.570-0.590 | 0.70 | win |"
+    assert row in prompt.user
+    assert "x = 1" in prompt.user
+
+
+def test_an_untimed_candidate_goes_back_with_the_compiler_s_facts(tmp_path: Path) -> None:
+    prompt = packaged().prompt(request(tmp_path, history=(attempt("x = 1\n", passing(registers=106)),)))
+    assert prompt.template == "optimise.md"
+    assert '"registers": 106' in prompt.user and "not been timed" in prompt.user
+
+
+def test_the_fastest_promotable_candidate_is_the_one_to_improve() -> None:
+    slow, fast = attempt("slow\n", *timed(point(0.9))), attempt("fast\n", *timed(point(0.5)))
+    staged = attempt("staged\n", passing())
+    for history in ((slow, fast, staged), (staged, fast, slow)):
+        assert feedback(history).values["best"]["source"] == "fast\n"
+
+
+def test_errors_of_the_machine_are_no_feedback() -> None:
+    broken = attempt("x\n", GateResult("compile", Status.ERROR, "sandbox.missing", "no bwrap"))
+    got = feedback((broken,))
+    assert got.template == "propose.md" and got.values["attempts"] == []
+
+
+def test_after_several_failures_in_a_row_the_best_attempt_is_the_base_again() -> None:
+    good = attempt("good\n", passing())
+    bad = tuple(attempt(f"bad {i}\n", failing("m")) for i in range(MAX_REPAIRS + 1))
+    assert feedback((good, *bad[:MAX_REPAIRS])).template == "repair.md"
+    assert feedback((good, *bad)).template == "optimise.md"
+    assert feedback(bad).template == "propose.md"
+    assert len(feedback(bad).values["attempts"]) == MAX_REPAIRS + 1
+
+
+def test_points_of_foreign_evidence_that_are_no_points_are_left_out() -> None:
+    sweep = GateResult("perf-sweep", Status.PASS, "c", "m", {"points": [1, {"schema": "x"}, to_json(point(0.5))]})
+    _, verdict = attempt("x\n", sweep)
+    assert points_of(verdict) == (point(0.5),)
