@@ -86,7 +86,7 @@ def test_a_promoted_kernel_is_linked_loaded_and_called(
     assert served.promoted and served.reason == "" and caplog.records == []
     assert served.problem.tokens == BIN
     v = values(served)
-    assert torch.equal(served(v)["y"], -v["m"])  # type: ignore[operator]  # a tensor
+    assert torch.equal(served(v)["y"], -v["m"])  # type: ignore[operator,arg-type]  # tensors
     assert served.counts() == {}  # it launches nothing on a GPU
     assert sum(served.launches().values()) == 1
 
@@ -108,6 +108,11 @@ def test_a_damaged_cache_is_made_again(target: SetPath, as_if_here: None, tmp_pa
 
 def no_manifest(target: SetPath) -> None:
     (target.path / "manifest.json").unlink()
+
+
+def folder_as_manifest(target: SetPath) -> None:
+    no_manifest(target)
+    (target.path / "manifest.json").mkdir()
 
 
 def flipped_manifest(target: SetPath) -> None:
@@ -144,7 +149,7 @@ DOUBTS: dict[str, tuple[Callable[[SetPath], object], str]] = {
     "object missing": (lambda t: the_object(t).unlink(), "missing"),
     "object exchanged": (other_object, "not the recorded one"),
     "object truncated": (truncated_object, "damaged"),
-    "manifest is a folder": (lambda t: (no_manifest(t), (t.path / "manifest.json").mkdir()), "missing"),
+    "manifest is a folder": (folder_as_manifest, "missing"),
 }
 
 
