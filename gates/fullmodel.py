@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kgen.contract.op import Op
+from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
 from kgen.gates.fullmodel_sides import Running
 from kgen.gates.fullmodel_trial import Trial
@@ -63,4 +64,4 @@ def run(
     with ThreadPoolExecutor(PARALLEL["cpu" if device == "cpu" else "cuda"]) as pool:
         finding = Trial(op, mine, theirs, device, drawn, to_spec).run(pool, running, cache, started + deadline)
     took = round(time.monotonic() - started, 1)
-    return GateResult(GATE, finding.status, finding.code, finding.message, finding.evidence, took)
+    return GateResult(GATE, finding.status, finding.code, finding.message, finding.evidence, took, GATE_CONTRACT)

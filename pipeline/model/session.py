@@ -87,7 +87,7 @@ class Session:
 
 
 def lowest_argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Index of the largest value along the last axis, the lowest of equals: int64."""
+    """Index of the largest value along the last axis, the lowest of equals: int64. Rows with a NaN give the last one."""
     best = logits == logits.amax(-1, keepdim=True)
     index = torch.arange(logits.shape[-1], device=logits.device)
-    return torch.where(best, index, logits.shape[-1]).amin(-1)
+    return torch.where(best, index, logits.shape[-1] - 1).amin(-1)

@@ -1,0 +1,189 @@
+"""`kgen kit`: one self-contained file that runs a run's GPU gates on any GPU host with Python, torch and cc.
+
+    build(contents, out, cache) -> KitFile      raises KitError (one line)
+
+Inside: the modules of kgen that the gates need, the artefacts of the candidates and of their mutants, the CuTe DSL
+runtime library for each CUDA major, tvm-ffi for each Python, and the run's key. Whoever holds the kit can sign evidence
+of the run: hand it to nobody whose evidence you would not take as your own.
+Not covered: the compiler (objects are carried), other platforms than this one, torch.
+"""
+
+import io
+import json
+import lzma
+import os
+import platform
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kgen.contract import Op
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.kit_modules import module_files
+from kgen.gates.kit_units import CarriedCandidate
+from kgen.gates.kit_wheels import KitError, Piece, runtime_pieces, tvm_ffi_pieces
+from kgen.gates.runner.job import Built
+from kgen.records import canonical_json, sha256_bytes, to_json
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+FLAVOURS = ("cu12", "cu13")
+TORCH = "2.11"  # the oldest that the gates run with
+MAX_BYTES = 40 << 20
+BIG = 64 << 10  # files from this size on are stored with xz
+# preset 1: a library takes 11 s instead of 42 s, for 14 % more bytes
+FILTERS = ({"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 64 << 20})
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same contents make the same file
+
+
+@dataclass(frozen=True)
+class KitCandidate:
+    """One candidate's artefacts, and its mutants for the model gate."""
+
+    id: str
+    artefacts: tuple[Built, ...]
+    mutants: tuple[Built, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a kit is about. `key` is the run's one-time key."""
+
+    op: Op
+    run: str
+    key: bytes
+    candidates: tuple[KitCandidate, ...]
+
+
+@dataclass(frozen=True)
+class KitFile:
+    path: Path
+    bytes: int
+    sha256: str  # of the table of contents: evidence names it
+    archs: tuple[str, ...]
+    problems: int
+
+
+def build(
+    contents: Contents,
+    out: Path,
+    cache: Path,
+    *,
+    pythons: Sequence[str] = PYTHONS,
+    flavours: Sequence[str] = FLAVOURS,
+) -> KitFile:
+    """Write the kit to `out` (mode 0600). `cache` keeps wheels and compressed libraries. Raises KitError, OSError."""
+    records = [a.record for c in contents.candidates for a in c.artefacts]
+    if not records:
+        raise KitError("there is nothing to carry: no candidate of this run was built; kgen propose first")
+    if strange := [r for r in records if r.problem.op != contents.op.name or r.defect]:
+        raise KitError(f"{strange[0].problem.key} is no sound build of {contents.op.name}")
+    pieces = [Piece(f"lib/{path}", data) for path, data in module_files().items()]
+    pieces += _objects(contents.candidates)
+    pieces += tvm_ffi_pieces(pythons, cache) + runtime_pieces(flavours, cache)
+    blobs: dict[str, tuple[bytes, bool]] = {}
+    files = [_stored(piece, blobs, cache / "kit") for piece in pieces]
+    archs = tuple(dict.fromkeys(r.problem.arch for r in records))
+    info = {**_table(contents, files), "archs": archs, "pythons": list(pythons), "flavours": list(flavours)}
+    data = canonical_json(info)
+    size = _write(out, data, blobs)
+    return KitFile(out, size, sha256_bytes(data), archs, len(records))
+
+
+def _table(contents: Contents, files: list[dict[str, Any]]) -> dict[str, Any]:
+    from kgen.gates.kit_host import USAGE
+
+    return {
+        "schema": "kgen.kit/1",
+        "run": contents.run,
+        "key": contents.key.hex(),
+        "op": contents.op.name,
+        "op_contract": contents.op.contract_sha256(),
+        "gate_contract": GATE_CONTRACT,
+        "torch": TORCH,
+        "machine": platform.machine(),
+        "help": USAGE,
+        "candidates": [
+            to_json(CarriedCandidate(c.id, _records(c.artefacts), _records(c.mutants))) for c in contents.candidates
+        ],
+        "files": files,
+    }
+
+
+def _records(builds: Iterable[Built]) -> tuple[Any, ...]:
+    return tuple(b.record for b in builds)
+
+
+def _objects(candidates: Iterable[KitCandidate]) -> list[Piece]:
+    """Each object once, checked against its record."""
+    pieces: dict[str, Piece] = {}
+    for built in (b for c in candidates for b in (*c.artefacts, *c.mutants)):
+        sha256 = built.record.object_sha256
+        if sha256 not in pieces:
+            data = built.object.read_bytes()
+            if sha256_bytes(data) != sha256:
+                raise KitError(f"{built.object} is damaged: build it again with kgen propose")
+            pieces[sha256] = Piece(f"objects/{sha256}.o", data)
+    return list(pieces.values())
+
+
+def _stored(piece: Piece, blobs: dict[str, tuple[bytes, bool]], cache: Path) -> dict[str, Any]:
+    """The file's line in the table; its bytes go into `blobs` once."""
+    sha256, big = sha256_bytes(piece.data), len(piece.data) >= BIG
+    if sha256 not in blobs:
+        blobs[sha256] = (_compressed(piece.data, sha256, cache) if big else piece.data, big)
+    line = {"path": piece.path, "sha256": sha256, "blob": sha256, "xz": big}
+    return {**line, "python": piece.python, "flavour": piece.flavour}
+
+
+def _compressed(data: bytes, sha256: str, cache: Path) -> bytes:
+    """xz of a large file; half a minute for a runtime library, so it is kept."""
+    path = cache / f"{sha256}.xz"
+    if path.is_file():
+        kept = path.read_bytes()
+        try:
+            if sha256_bytes(lzma.decompress(kept)) == sha256:
+                return kept
+        except lzma.LZMAError:
+            pass  # a damaged entry is made again
+    made = lzma.compress(data, format=lzma.FORMAT_XZ, filters=FILTERS)  # type: ignore[arg-type]
+    cache.mkdir(parents=True, exist_ok=True)
+    temp = cache / f".{sha256}.{os.getpid()}"
+    temp.write_bytes(made)
+    temp.replace(path)
+    return made
+
+
+def _write(out: Path, table: bytes, blobs: dict[str, tuple[bytes, bool]]) -> int:
+    buffer = io.BytesIO(b"#!/usr/bin/env python3\n")
+    buffer.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        _add(archive, "__main__.py", (Path(__file__).parent / "kit_boot.py").read_bytes(), stored=False)
+        _add(archive, "kit.json", table, stored=False)
+        for sha256, (data, big) in sorted(blobs.items()):
+            _add(archive, f"blobs/{sha256}", data, stored=big)
+    data = buffer.getvalue()
+    if len(data) > MAX_BYTES:
+        raise KitError(f"the kit would be {len(data) >> 20} MiB, allowed {MAX_BYTES >> 20}: choose fewer candidates")
+    temp = out.with_name(f".{out.name}.{os.getpid()}")
+    handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it carries the run's key
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    temp.replace(out)
+    return len(data)
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, stored: bool) -> None:
+    info = zipfile.ZipInfo(name, EPOCH)
+    info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+    archive.writestr(info, data)
+
+
+def table_of(kit: Path) -> dict[str, Any]:
+    """A kit's table of contents. Raises KitError for a file that is no kit."""
+    try:
+        with zipfile.ZipFile(kit) as archive:
+            return dict(json.loads(archive.read("kit.json")))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise KitError(f"{kit} is not a kit: {error}") from None

@@ -1,0 +1,288 @@
+"""A kit at work on a GPU host, after kit_boot.py has unpacked it: run the gates piece by piece, write signed evidence.
+
+The evidence file is rewritten after every piece; run again with the same file, it goes on where it stopped. Pieces that
+ended in an error are tried again, those that passed or failed are not. Exit codes: 0 everything asked for passed,
+1 a candidate failed, 2 usage, 4 an error of the machine (run again), 5 the kit or its evidence file is not sound.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kgen.contract import Op
+from kgen.gates import kit_results as results
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.environment import device_arch, environment
+from kgen.gates.kit_results import EvidenceSet
+from kgen.gates.kit_units import GATE_NAMES, RUN, Carried, CarriedCandidate, Done, Runner, Unit, units, wants
+from kgen.gates.runner.job import spec
+from kgen.gates.runner.rank import rank
+from kgen.ops import REGISTRY
+from kgen.records import Evidence, RecordError, Status, canonical_json, from_json, sha256_bytes, to_json
+from kgen.store.signing import check, sign
+
+USAGE = """\
+python kit.pyz [--out FILE] [--raw FILE] [--gates numeric,model,perf] [--points WORD,WORD] [--part I/N] [--deadline S]
+python kit.pyz --rank [--out FILE] [--points WORD,WORD]
+
+Runs the gates of the kernels inside on this machine's GPU; needs Python, torch with CUDA and cc, no network.
+  --out       signed evidence, written after every piece and taken up again (default evidence.json)
+  --raw       raw samples of the timings (default raw.json.xz)
+  --gates     which gates, in this order
+  --points    only problems with one of these words: t8, nano, sm_90a, or a whole problem key
+  --part I/N  only every N-th piece, from the I-th: for machines that are lent for minutes; ingest all files together
+  --deadline  seconds that one piece may take (default 480)
+  --rank      only time and compare all kernels quickly: no evidence
+  --plan      list the pieces of work and stop
+"""
+PASSED, FAILED, BAD_USAGE, RETRY, UNSOUND = 0, 1, 2, 4, 5
+
+
+class Unsound(Exception):
+    """The kit or its evidence file cannot be used; one line."""
+
+
+class Host:
+    """One run of a kit. `info` is its table of contents, `root` where it is unpacked."""
+
+    def __init__(
+        self, root: Path, info: dict[str, Any], args: argparse.Namespace, arch: str, run: Mapping[str, Runner] = RUN
+    ) -> None:
+        self.root, self.args, self.arch, self.run = root, args, arch, run
+        self.run_id, self.key = str(info["run"]), bytes.fromhex(info["key"])
+        self.kit = sha256_bytes(canonical_json(info))
+        self.op: Op = REGISTRY.get(str(info["op"]))
+        if self.op.contract_sha256() != info["op_contract"] or info["gate_contract"] != GATE_CONTRACT:
+            raise Unsound("the contracts inside this kit are not those it was made for: get the kit again")
+        self.candidates = [from_json(CarriedCandidate, c) for c in info["candidates"]]
+        self.out, self.raw_path = Path(args.out), Path(args.raw)
+
+    def units(self) -> list[Unit]:
+        """The pieces asked for."""
+        gates, wanted = _words(self.args.gates), _words(self.args.points)
+        if unknown := [g for g in gates if g not in self.run]:
+            raise ValueError(f"no gate {unknown[0]!r}; gates: {', '.join(self.run)}")
+        objects = self.root / "objects"
+        found = [u for c in self.candidates for u in units(self.op, self._for(c), objects, gates, wanted)]
+        if not found:
+            text = f"no kernel for {self.arch or 'no GPU'} fits --points {self.args.points!r}"
+            raise ValueError(f"nothing to run: {text}")
+        index, count = _part(self.args.part)
+        return found[index - 1 :: count]
+
+    def _for(self, candidate: CarriedCandidate) -> CarriedCandidate:
+        """Without the builds for other GPUs."""
+        builds, mutants = (
+            tuple(b for b in records if b.problem.arch == self.arch)
+            for records in (candidate.builds, candidate.mutants)
+        )
+        return replace(candidate, builds=builds, mutants=mutants)
+
+    def gates(self) -> int:
+        """Run what is not done yet."""
+        found, todo = self._resumed(), self.units()
+        raw = self._resumed_raw(found)
+        for number, unit in enumerate(todo, 1):
+            where = f"[{number}/{len(todo)}] {unit.candidate[:12]} {unit.name}"
+            finished = self._finished(found, unit)
+            if self._given_up(found, unit) and finished is None:
+                say(f"{where}: left out, the candidate has failed")
+                continue
+            if finished is None:
+                started = _now()
+                say(f"{where} ...")
+                done = self.run[unit.gate](self.op, unit, self.root / "cache" / "linked", self.args.deadline)
+                evidence = self._evidence(unit, done, started)
+                found = found.with_part(sign(evidence, self.key))
+                if done.raw:
+                    raw[f"{unit.candidate} {unit.name}"] = done.raw
+                    write(self.raw_path, results.pack_raw(raw))
+                write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
+                finished = evidence
+            for result in finished.results:
+                say(f"{where}: {result.status}  {result.code}  {result.message[:160]}  ({result.seconds:.0f} s)")
+        return self._conclude(found, todo)
+
+    def _evidence(self, unit: Unit, done: Done, started: str) -> Evidence:
+        seeds = done.result.evidence.get("seeds", {})
+        return Evidence(
+            op=self.op.name,
+            candidate=unit.candidate,
+            op_contract=self.op.contract_sha256(),
+            gate_contract=GATE_CONTRACT,
+            arch=self.arch,
+            run=self.run_id,
+            objects={a.record.problem.key: a.record.object_sha256 for a in unit.artefacts},
+            environment=environment(),
+            results=(done.result,),
+            points=done.points,
+            seeds={k: v for k, v in seeds.items() if isinstance(v, int)},
+            started=started,
+            finished=_now(),
+            raw_sha256=results.raw_digest(done.raw or {}),
+            facts={
+                results.UNIT: unit.name,
+                "kit": self.kit,
+                "mutants": {f"{m.record.problem.key} {m.record.defect}": m.record.object_sha256 for m in unit.mutants},
+            },
+        )
+
+    def _resumed(self) -> EvidenceSet:
+        if not self.out.exists():
+            return EvidenceSet(self.run_id, self.kit)
+        try:
+            found = from_json(EvidenceSet, json.loads(self.out.read_bytes()))
+        except (ValueError, RecordError) as error:
+            raise Unsound(f"{self.out} is not evidence of a kit ({error}); choose another --out") from None
+        if found.kit != self.kit or not all(check(part, self.key) for part in found.parts):
+            raise Unsound(f"{self.out} was not written by this kit, or was altered; choose another --out")
+        return found
+
+    def _resumed_raw(self, found: EvidenceSet) -> dict[str, Any]:
+        """Raw samples of the parts that are there already."""
+        if not found.parts or not self.raw_path.exists():
+            return {}
+        try:
+            return dict(json.loads(lzma.decompress(self.raw_path.read_bytes())))
+        except (lzma.LZMAError, ValueError):
+            raise Unsound(f"{self.raw_path} is damaged; choose other --out and --raw files") from None
+
+    def _finished(self, found: EvidenceSet, unit: Unit) -> Evidence | None:
+        """The unit's part when it came to a verdict about exactly these objects."""
+        objects = {a.record.problem.key: a.record.object_sha256 for a in unit.artefacts}
+        for part in found.parts:
+            evidence = part.evidence
+            same = (evidence.candidate, results.unit_of(evidence)) == (unit.candidate, unit.name)
+            if same and evidence.objects == objects and results.status_of(evidence) in (Status.PASS, Status.FAIL):
+                return evidence
+        return None
+
+    def _given_up(self, found: EvidenceSet, unit: Unit) -> bool:
+        return any(
+            p.evidence.candidate == unit.candidate
+            and results.status_of(p.evidence) is Status.FAIL
+            and not all(r.code in results.NEUTRAL for r in p.evidence.results)
+            for p in found.parts
+        )
+
+    def _conclude(self, found: EvidenceSet, todo: Sequence[Unit]) -> int:
+        mine = results.distinct(p.evidence for p in found.parts)
+        say("")
+        worst = PASSED
+        for candidate in dict.fromkeys(u.candidate for u in todo):
+            parts = [p for p in mine if p.candidate == candidate]
+            merged = results.merge(parts, "") if parts else None
+            for result in merged.results if merged else ():
+                say(f"{candidate[:12]}  {result.gate:16} {result.status:6} {result.code}")
+                code = {Status.PASS: PASSED, Status.FAIL: FAILED}.get(result.status, RETRY)
+                worst = FAILED if FAILED in (worst, code) else max(worst, code)
+            for point in merged.points if merged else ():
+                say(
+                    f"  {point.problem:40} n={point.tokens:<3} {point.column:8} {point.candidate_us:8.2f} us"
+                    f"  {point.ratio:.3f} ({point.ratio_low:.3f} to {point.ratio_high:.3f}) of {point.best_baseline}"
+                    f"  roofline {point.roofline:.0%}  {point.label}"
+                )
+        say(f"\n{len(found.parts)} parts in {self.out}; next: kgen ingest {self.out} where the kit was made")
+        return worst
+
+    def rank(self) -> int:
+        """Time all kernels for this GPU quickly; prints a table, writes JSON with --out."""
+        wanted = _words(self.args.points)
+        carried = [
+            (c.id, Carried(b, self.root / "objects" / f"{b.object_sha256}.o"))
+            for c in self.candidates
+            for b in c.builds
+            if b.problem.arch == self.arch and wants(b.problem.key, wanted)
+        ]
+        specs = [spec(artefact) for _, artefact in carried]
+        rows = rank(specs, cache=self.root / "cache" / "linked", deadline=self.args.deadline)
+        table = sorted(zip(carried, rows, strict=True), key=lambda line: (line[1].spec.problem.key, line[1].us))
+        for (candidate, _), row in table:
+            text = (
+                f"{row.us:8.2f} us (stock {row.stock_us:.2f})  relL2 {row.rel_l2:.2e}"
+                if row.status == "ok"
+                else row.message
+            )
+            say(f"{row.spec.problem.key:40} {candidate[:12]} {row.spec.design:24} {row.status:8} {text}")
+        if self.args.out_given:
+            body = [{"candidate": c, **to_json(row)} for (c, _), row in table]
+            write(
+                self.out, json.dumps({"run": self.run_id, "environment": to_json(environment()), "rows": body}).encode()
+            )
+        return PASSED if all(row.status == "ok" for row in rows) else FAILED
+
+
+def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
+    """Entry from kit_boot.py."""
+    args = parse(argv)
+    try:
+        host = Host(Path(root), info, args, device_arch())
+        if args.plan:
+            for unit in host.units():
+                say(f"{unit.candidate[:12]} {unit.name}: {len(unit.artefacts)} problems")
+            return PASSED
+        return host.rank() if args.rank else host.gates()
+    except Unsound as error:
+        return complain(str(error), UNSOUND)
+    except (ValueError, RecordError) as error:
+        return complain(str(error), BAD_USAGE)
+    except OSError as error:
+        return complain(f"{error.filename or ''}: {error.strerror or error}", RETRY)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="kit.pyz", usage=USAGE, add_help=False)
+    parser.add_argument("--out")
+    parser.add_argument("--raw", default="raw.json.xz")
+    parser.add_argument("--gates", default=",".join(GATE_NAMES))
+    parser.add_argument("--points", default="")
+    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--deadline", type=float, default=480.0)
+    parser.add_argument("--rank", action="store_true")
+    parser.add_argument("--plan", action="store_true")
+    args = parser.parse_args(list(argv))
+    args.out_given, args.out = bool(args.out), args.out or "evidence.json"
+    return args
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise ValueError(f"--part {text!r} is not I/N with 1 <= I <= N")
+    return int(index), int(count)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file whole: a kill in between leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    with temp.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temp.replace(path)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def complain(text: str, code: int) -> int:
+    sys.stderr.write(f"kgen kit: {text}\n")
+    return code

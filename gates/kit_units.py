@@ -1,0 +1,109 @@
+"""The pieces of work of a kit: one gate of one candidate on a few points, each minutes at most."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kgen.contract import Op
+from kgen.gates import fullmodel, numeric, perf
+from kgen.records import BuildRecord, GateResult, PerfPoint
+
+BINS_A_UNIT = 4
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An artefact inside an unpacked kit."""
+
+    record: BuildRecord
+    object: Path
+
+
+@dataclass(frozen=True)
+class CarriedCandidate:
+    """One candidate of a kit. `mutants` are builds of it with a planted defect."""
+
+    SCHEMA: ClassVar[str] = "kgen.kit-candidate/1"
+    id: str
+    builds: tuple[BuildRecord, ...]
+    mutants: tuple[BuildRecord, ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Work that ends in one part of the evidence."""
+
+    gate: str  # numeric, model or perf
+    name: str
+    candidate: str
+    artefacts: tuple[Carried, ...]
+    mutants: tuple[Carried, ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    result: GateResult
+    points: tuple[PerfPoint, ...] = ()
+    raw: Mapping[str, Any] | None = None
+
+
+def units(
+    op: Op, candidate: CarriedCandidate, objects: Path, gates: Sequence[str], wanted: Sequence[str]
+) -> list[Unit]:
+    """The candidate's work in order. `wanted` restricts the points (see `wants`); nothing left is an empty list."""
+    builds, mutants = (
+        [Carried(b, objects / f"{b.object_sha256}.o") for b in records if wants(b.problem.key, wanted)]
+        for records in (candidate.builds, candidate.mutants)
+    )
+    found = []
+    for gate in gates:
+        due = [b for b in builds if covers(gate, b.record, op)]
+        for label, group in _groups(due) if gate != "model" else [("", due)]:
+            name = f"{GATE_NAMES[gate]} {label}".strip()
+            if group:
+                own = tuple(mutants) if gate == "model" else ()
+                found.append(Unit(gate, name, candidate.id, tuple(group), own))
+    return found
+
+
+def covers(gate: str, build: BuildRecord, op: Op) -> bool:
+    """Whether this gate has to judge this build: only the dims that a promotion claims are timed."""
+    return gate != "perf" or build.problem.dims in op.pack.served
+
+
+def wants(key: str, wanted: Sequence[str]) -> bool:
+    """Whether a problem key holds one of the wanted words between its slashes (`t8`, `nano`), or is one of them."""
+    return not wanted or key in wanted or bool(set(key.split("/")) & set(wanted))
+
+
+def _groups(builds: Sequence[Carried]) -> list[tuple[str, list[Carried]]]:
+    """By arch and dims, at most BINS_A_UNIT bins each, named by them."""
+    lines: dict[tuple[str, str], list[Carried]] = {}
+    for build in builds:
+        lines.setdefault((build.record.problem.arch, build.record.problem.dims), []).append(build)
+    found = []
+    for (arch, dims), line in lines.items():
+        bins = sorted({b.record.problem.tokens for b in line})
+        for start in range(0, len(bins), BINS_A_UNIT):
+            part = bins[start : start + BINS_A_UNIT]
+            label = f"{arch} {dims} t{part[0]}" + (f"-t{part[-1]}" if len(part) > 1 else "")
+            found.append((label, [b for b in line if b.record.problem.tokens in part]))
+    return found
+
+
+def _numeric(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
+    return Done(numeric.run(op, unit.artefacts, cache=cache, deadline=deadline))
+
+
+def _model(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
+    return Done(fullmodel.run(op, unit.artefacts, unit.mutants, cache=cache, deadline=deadline))
+
+
+def _perf(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
+    return Done(*perf.run(op, unit.artefacts, cache=cache, deadline=deadline))
+
+
+Runner = Callable[[Op, Unit, Path, float], Done]
+RUN: Mapping[str, Runner] = {"numeric": _numeric, "model": _model, "perf": _perf}
+GATE_NAMES: Mapping[str, str] = {"numeric": numeric.GATE, "model": fullmodel.GATE, "perf": perf.GATE}
