@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kgen.gates.screen import screen
+
 WORKER = Path(__file__).parent / "snippets" / "compile_worker.py"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 DIMS = {"hidden": 1024, "width": 128, "width2": 256, "slots": 4}
@@ -41,6 +43,12 @@ def compiled(arch: str, tokens: int, folder: Path) -> dict[str, dict[str, object
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(sources), done.stderr[-3000:]
     return dict(zip((name for name, _ in python_blocks()), lines, strict=True))
+
+
+def test_every_python_block_of_the_prompts_passes_the_screen() -> None:
+    header = imports_of_the_guide()
+    for name, source in python_blocks():
+        assert screen(source if "import cutlass\n" in source else header + source) == [], name
 
 
 @pytest.mark.parametrize(("arch", "tokens"), [("sm_90a", 8), ("sm_103a", 1)])

@@ -128,6 +128,29 @@ def test_an_untimed_candidate_goes_back_with_the_compiler_s_facts(tmp_path: Path
     assert '"registers": 106' in prompt.user and "not been timed" in prompt.user
 
 
+def test_launches_are_one_line_a_problem(tmp_path: Path) -> None:
+    launch = {
+        "kernel": "k1",
+        "grid": [96, 1, 1],
+        "block": [256, 1, 1],
+        "registers": 106,
+        "stack_bytes": 0,
+        "smem": 4348,
+    }
+    facts = {"code": "compile.pass", "design": "mma", "launches": [launch, launch]}
+    compiled = passing(problems={"moe_shared/nano/t8/sm_90a": facts}, cached=1, isolation="bwrap/1")
+    user = packaged().prompt(request(tmp_path, history=(attempt("x = 1\n", compiled),))).user
+    line = next(text for text in user.splitlines() if text.startswith("moe_shared/nano/t8/sm_90a (mma): "))
+    assert line.count("kernel=k1 grid=[96, 1, 1] block=[256, 1, 1] smem=4348 registers=106 stack_bytes=0") == 2
+    assert "bwrap" not in user
+
+
+def test_points_given_beside_the_history_are_shown(tmp_path: Path) -> None:
+    timed_elsewhere = attempt("x = 1\n", *(passing(gate) for gate in (*PASSED, "perf-sweep")))
+    asked = request(tmp_path, history=(timed_elsewhere,), points={timed_elsewhere[0].id: (point(0.61),)})
+    assert "| 0.610 | 0.600-0.620 |" in packaged().prompt(asked).user
+
+
 def test_the_fastest_promotable_candidate_is_the_one_to_improve() -> None:
     slow, fast = attempt("slow\n", *timed(point(0.9))), attempt("fast\n", *timed(point(0.5)))
     staged = attempt("staged\n", passing())

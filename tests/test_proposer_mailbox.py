@@ -148,7 +148,12 @@ def test_only_regular_files_are_answers(kind: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret.py"
     secret.write_text(CODE)
     path = tmp_path / "mailbox" / "0001-answer.py"
-    {"link": lambda: path.symlink_to(secret), "folder": path.mkdir, "fifo": lambda: os.mkfifo(path)}[kind]()
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
     assert looking().propose(question).pending
 
 

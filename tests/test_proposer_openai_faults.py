@@ -238,7 +238,7 @@ def test_a_stream_is_put_together_and_its_tokens_counted(tmp_path: Path) -> None
     assert (got.usage.prompt_tokens, got.usage.completion_tokens, got.usage.estimated) == (7, 5, False)
 
 
-NONSENSE = ({}, "many", {"prompt_tokens": -4, "completion_tokens": True}, {"prompt_tokens": 1e99})
+NONSENSE: tuple[Any, ...] = ({}, "many", {"prompt_tokens": -4, "completion_tokens": True}, {"prompt_tokens": 1e99})
 
 
 @pytest.mark.parametrize("usage", NONSENSE)

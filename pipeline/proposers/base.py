@@ -7,12 +7,12 @@ and `replay`; a language model or a person is not. Not covered here: how often t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from kgen.records import Candidate, Problem, Verdict
+from kgen.records import Candidate, PerfPoint, Problem, Verdict
 
 if TYPE_CHECKING:  # the op contract imports torch; the protocol itself stays light
     from kgen.contract import Op
@@ -61,6 +61,7 @@ class ProposalRequest:
     archs: tuple[str, ...]
     run: Path  # the run folder: prompts, answers and mailbox files are kept below it
     history: History = ()
+    points: Mapping[str, tuple[PerfPoint, ...]] = field(default_factory=dict)  # timed points by candidate id
     count: int = 1
     seed: int = 0
     deadline_s: float = 600.0

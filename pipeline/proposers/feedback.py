@@ -21,7 +21,12 @@ MAX_POINTS = 40
 MAX_REPAIRS = 3  # failures in a row before the best attempt, or a fresh start, is a better base than the last failure
 SHOWN = 12  # characters of a candidate id
 # Evidence keys that start so are not shown: secret, shown elsewhere, or of no use to a writer.
-_NOT_FOR_PROPOSERS = ("seed", "raw", "points", "builds")
+_NOT_FOR_PROPOSERS = ("seed", "raw", "points", "builds", "cached", "isolation")
+
+
+LAUNCH_FACTS = ("kernel", "grid", "block", "cluster", "smem", "registers", "stack_bytes", "attributes")
+
+Points = Mapping[str, tuple[PerfPoint, ...]]
 
 
 @dataclass(frozen=True)
@@ -32,20 +37,40 @@ class Feedback:
     values: Mapping[str, Any]
 
 
-def feedback(history: History) -> Feedback:
-    """Repair the last attempt if it failed, improve the best if there is one, otherwise start afresh."""
-    judged = [(c, v) for c, v in history if not any(r.status is Status.ERROR for r in v.results)]
-    values: dict[str, Any] = {"attempts": [_attempt(c, v) for c, v in judged[-MAX_ATTEMPTS:]]}
+@dataclass(frozen=True)
+class _Judged:
+    candidate: Candidate
+    verdict: Verdict
+    points: tuple[PerfPoint, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Geometric mean of candidate / best baseline; inf when nothing was timed."""
+        ratios = [p.ratio for p in self.points if math.isfinite(p.ratio) and p.ratio > 0]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.inf
+
+
+def feedback(history: History, points: Points | None = None) -> Feedback:
+    """Repair the last attempt if it failed, improve the best if there is one, otherwise start afresh.
+
+    `points`: timed points by candidate id; where a candidate has none there, its perf-sweep evidence is looked at.
+    """
+    judged = [
+        _Judged(c, v, (points or {}).get(c.id) or points_of(v))
+        for c, v in history
+        if not any(r.status is Status.ERROR for r in v.results)
+    ]
+    values: dict[str, Any] = {"attempts": [_attempt(j) for j in judged[-MAX_ATTEMPTS:]]}
     best = _best(judged)
     if 0 < _failures_in_a_row(judged) <= MAX_REPAIRS:
-        return Feedback("repair.md", {**values, "failed": _failed(*judged[-1])})
+        return Feedback("repair.md", {**values, "failed": _failed(judged[-1])})
     if best is not None:
-        return Feedback("optimise.md", {**values, "best": _improved(*best)})
+        return Feedback("optimise.md", {**values, "best": _improved(best)})
     return Feedback("propose.md", values)
 
 
 def points_of(verdict: Verdict) -> tuple[PerfPoint, ...]:
-    """The timed points in a verdict's perf-sweep evidence; entries that are not points are left out."""
+    """The timed points in a verdict's perf-sweep evidence, if they are kept there; what is no point is left out."""
     result = verdict.result("perf-sweep")
     listed = result.evidence.get("points", ()) if result else ()
     points = []
@@ -57,64 +82,56 @@ def points_of(verdict: Verdict) -> tuple[PerfPoint, ...]:
     return tuple(points)
 
 
-def _failures_in_a_row(judged: list[tuple[Candidate, Verdict]]) -> int:
+def _failures_in_a_row(judged: list[_Judged]) -> int:
     count = 0
-    for _, verdict in reversed(judged):
-        if verdict.failed is None:
+    for entry in reversed(judged):
+        if entry.verdict.failed is None:
             break
         count += 1
     return count
 
 
-def _best(judged: list[tuple[Candidate, Verdict]]) -> tuple[Candidate, Verdict] | None:
-    """The best of what did not fail: promotable first, then the smallest geometric mean ratio, then the latest."""
-    alive = [(i, c, v) for i, (c, v) in enumerate(judged) if v.staged]
-    if not alive:
-        return None
-    _, candidate, verdict = min(alive, key=lambda entry: (not entry[2].promotable, _mean_ratio(entry[2]), -entry[0]))
-    return candidate, verdict
+def _best(judged: list[_Judged]) -> _Judged | None:
+    """The best of what did not fail: promotable first, then the smallest mean ratio, then the latest."""
+    alive = [(i, j) for i, j in enumerate(judged) if j.verdict.staged]
+    return min(alive, key=lambda e: (not e[1].verdict.promotable, e[1].ratio, -e[0]))[1] if alive else None
 
 
-def _mean_ratio(verdict: Verdict) -> float:
-    ratios = [p.ratio for p in points_of(verdict) if math.isfinite(p.ratio) and p.ratio > 0]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.inf
+def _attempt(entry: _Judged) -> dict[str, str]:
+    candidate = entry.candidate
+    return {"id": candidate.id[:SHOWN], "proposer": cell(candidate.origin.proposer), "outcome": _outcome(entry)}
 
 
-def _attempt(candidate: Candidate, verdict: Verdict) -> dict[str, str]:
-    return {"id": candidate.id[:SHOWN], "proposer": cell(candidate.origin.proposer), "outcome": _outcome(verdict)}
-
-
-def _outcome(verdict: Verdict) -> str:
+def _outcome(entry: _Judged) -> str:
     """One cell, from stable words and numbers only: no foreign text outside quoted blocks."""
-    failed = verdict.failed
+    failed = entry.verdict.failed
     if failed is not None:
         return f"fail at {cell(failed.gate)}: {cell(failed.code)}"
-    ratio = _mean_ratio(verdict)
-    speed = f", mean ratio to the best baseline {ratio:.3f}" if math.isfinite(ratio) else ""
-    return ("promotable" if verdict.promotable else "compiles, later gates not run here") + speed
+    speed = f", mean ratio to the best baseline {entry.ratio:.3f}" if math.isfinite(entry.ratio) else ""
+    return ("promotable" if entry.verdict.promotable else "compiles, later gates not run here") + speed
 
 
-def _failed(candidate: Candidate, verdict: Verdict) -> dict[str, Any]:
-    result = verdict.failed
+def _failed(entry: _Judged) -> dict[str, Any]:
+    result = entry.verdict.failed
     assert result is not None  # only called for failures
     return {
-        "id": candidate.id[:SHOWN],
+        "id": entry.candidate.id[:SHOWN],
         "gate": cell(result.gate),
         "code": cell(result.code),
         "message": result.message,
         "facts": _facts(result),
-        "source": candidate.source,
+        "source": entry.candidate.source,
     }
 
 
-def _improved(candidate: Candidate, verdict: Verdict) -> dict[str, Any]:
-    compiled = verdict.result("compile")
+def _improved(entry: _Judged) -> dict[str, Any]:
+    compiled = entry.verdict.result("compile")
     return {
-        "id": candidate.id[:SHOWN],
-        "outcome": _outcome(verdict),
-        "points": [_point(p) for p in points_of(verdict)[:MAX_POINTS]],
+        "id": entry.candidate.id[:SHOWN],
+        "outcome": _outcome(entry),
+        "points": [_point(p) for p in entry.points[:MAX_POINTS]],
         "facts": _facts(compiled) if compiled else "",
-        "source": candidate.source,
+        "source": entry.candidate.source,
     }
 
 
@@ -134,6 +151,22 @@ def _point(p: PerfPoint) -> dict[str, Any]:
 
 
 def _facts(result: GateResult) -> str:
-    """The evidence that helps a writer, as JSON; "" when there is none."""
+    """The evidence that helps a writer; "" when there is none. Launches as one line a problem, the rest as JSON."""
     shown = {k: v for k, v in result.evidence.items() if not k.startswith(_NOT_FOR_PROPOSERS)}
-    return json.dumps(to_json(shown), ensure_ascii=False, sort_keys=True, indent=1, default=str) if shown else ""
+    problems = shown.pop("problems", None)
+    lines = [_launches(key, facts) for key, facts in problems.items()] if isinstance(problems, Mapping) else []
+    rest = json.dumps(to_json(shown), ensure_ascii=False, sort_keys=True, indent=1, default=str) if shown else ""
+    return "\n".join([*(line for line in lines if line), rest]).strip()
+
+
+def _launches(key: str, facts: Any) -> str:
+    """`problem (design): kernel grid block smem registers stack; ...` of the compile gate's evidence, or ""."""
+    listed = facts.get("launches") if isinstance(facts, Mapping) else None
+    if not isinstance(listed, list | tuple):
+        return ""
+    each = [
+        " ".join(f"{name}={launch[name]}" for name in LAUNCH_FACTS if name in launch)
+        for launch in listed
+        if isinstance(launch, Mapping)
+    ]
+    return f"{key} ({facts.get('design') or 'no design label'}): {'; '.join(each)}"

@@ -118,12 +118,9 @@ class OpenAIProposer:
         """One answer to `messages`: from this run's transcript if it is there, else asked for and kept."""
         request, transcript = session.request, Transcript(session.request.run)
         question = sha256_bytes(canonical_json([chat.endpoint.model, [dict(m) for m in messages]]))
-        kept = transcript.find(question)
-        if kept is not None and kept[0].candidate not in session.seen:
-            record, text, name = kept
-            source = extract(text)
-            if isinstance(source, str):
-                return text, Candidate(request.op.name, source, self._origin(record, name))
+        kept = self._kept(transcript, question, session)
+        if kept is not None:
+            return "", kept
         try:
             tokens = _tokens_left(chat.endpoint, session, messages)
             reply, usage = chat.ask(messages, session.seconds_left, tokens, session.attempts_left)
@@ -148,6 +145,14 @@ class OpenAIProposer:
         if isinstance(outcome, FormatError):
             return text, outcome
         return text, Candidate(outcome.op, outcome.source, self._origin(record, name))
+
+    def _kept(self, transcript: Transcript, question: str, session: _Session) -> Candidate | None:
+        """The candidate of an answer that was bought before a crash and never reached the history."""
+        entry = transcript.find(question)
+        source = extract(entry[1]) if entry else None
+        if entry is None or not isinstance(source, str) or entry[0].candidate in session.seen:
+            return None
+        return Candidate(session.request.op.name, source, self._origin(entry[0], entry[2]))
 
     def _origin(self, record: AnswerRecord, name: str) -> Origin:
         keys = ("model", "endpoint", "template", "templates_sha256", "prompt_sha256", "answer_sha256", "usage")

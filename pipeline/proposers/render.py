@@ -63,7 +63,7 @@ class PromptSet:
 
     def prompt(self, request: ProposalRequest, index: int = 1) -> Prompt:
         """The prompt for candidate `index` of `request.count`; which template depends on the history."""
-        chosen = feedback(request.history)
+        chosen = feedback(request.history, request.points)
         values = {
             "op": op_values(request),
             "archs": ", ".join(request.archs),
