@@ -1,0 +1,111 @@
+"""The warm server: parallel jobs, restarts, determinism, and what the judge reads from a job folder."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.builds import build_launch, launch_signature
+
+from kgen.gates.builder import outcome
+from kgen.gates.builder.outcome import BuilderError, BuildFailure, Built, collect
+from kgen.gates.builder.pool import Builder
+from kgen.gates.builder.protocol import OBJECT, RESULT, JobEnd
+from kgen.gates.sandbox import Limits
+
+SOURCE = (Path(__file__).parent / "candidates" / "launches.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Builder]:
+    with Builder() as made:
+        yield made
+
+
+def test_the_same_source_gives_the_same_bytes(builder: Builder) -> None:
+    first = build_launch(builder, "tma")
+    with Builder() as other:
+        second = build_launch(other, "tma")
+    assert (first.object, first.cubin, first.ptx) == (second.object, second.cubin, second.ptx)
+
+
+def test_jobs_run_side_by_side_on_one_server(builder: Builder) -> None:
+    kinds = ["pdl", "cluster", "cooperative", "smem"]
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(lambda kind: build_launch(builder, kind), kinds))
+    assert [build_launch(builder, kind).object for kind in kinds] == [b.object for b in built]
+    assert builder.starts == 1
+
+
+def test_a_killed_server_is_started_again(builder: Builder) -> None:
+    build_launch(builder, "pdl")
+    before = builder.starts
+    for pid in _children(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    assert isinstance(builder.build(SOURCE, launch_signature("pdl")), Built)
+    assert builder.starts == before + 1
+
+
+def test_closing_ends_the_servers_and_removes_the_folder() -> None:
+    with Builder() as builder:
+        build_launch(builder, "pdl")
+        assert builder.root.is_dir()
+        running = _children(os.getpid())
+    assert not builder.root.exists()
+    assert len(_children(os.getpid())) < len(running)
+
+
+def test_a_missing_compiler_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgen.gates.builder.warm.PACKAGES", ("no_such_compiler",))
+    with Builder() as builder, pytest.raises(BuilderError, match="pip install"):
+        builder.build(SOURCE, launch_signature("pdl"))
+
+
+def _end(**changes: object) -> JobEnd:
+    fields = {"returncode": 0, "timed_out": False, "flooded": False, "seconds": 1.0, "peak_bytes": 0, "fenced": True}
+    return JobEnd(**{**fields, "output": "", **changes})  # type: ignore[arg-type]
+
+
+def test_a_job_without_its_fence_is_our_error(tmp_path: Path) -> None:
+    with pytest.raises(BuilderError, match="fence"):
+        collect(tmp_path, _end(fenced=False, output="job: FenceError: no"), Limits())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"ok": true}', '{"ok": true, "workspaces": 3, "design": 1}'])
+def test_a_broken_result_is_the_candidates_failure(tmp_path: Path, text: str) -> None:
+    (tmp_path / RESULT).write_text(text)
+    got = collect(tmp_path, _end(), Limits())
+    assert isinstance(got, BuildFailure)
+    assert got.code == "compile.output"
+
+
+def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / RESULT).symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="symbolic"):
+        outcome.read_regular(tmp_path, RESULT)
+    os.mkfifo(tmp_path / OBJECT)
+    with pytest.raises(ValueError, match="regular"):
+        outcome.read_regular(tmp_path, OBJECT)
+
+
+def test_an_oversized_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / RESULT).open("wb") as file:
+        file.truncate(outcome.CAPS[RESULT] + 1)
+    with pytest.raises(ValueError, match="larger"):
+        outcome.read_regular(tmp_path, RESULT)
+
+
+def _children(pid: int) -> list[int]:
+    done = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    me = {int(line) for line in done.stdout.split()}
+    return sorted(p for p in me if "kgen" in _command(p) or "bwrap" in _command(p) or "fence" in _command(p))
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""

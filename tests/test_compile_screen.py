@@ -1,0 +1,125 @@
+"""The screen: what it refuses, under which code and line, and the honest code that it must let through."""
+
+from pathlib import Path
+
+import pytest
+
+from kgen.gates.screen import MAX_BYTES, screen
+
+ROOT = Path(__file__).parent.parent
+HEAD = "import cutlass\nimport cutlass.cute as cute\nimport cuda.bindings.driver as cuda\n"
+
+# one offending line each -> code
+REFUSED = {
+    "import os": "screen.import",
+    "import torch": "screen.import",
+    "import numpy as np": "screen.import",
+    "from torch import nn": "screen.import",
+    "import cutlass.torch": "screen.import",
+    "from cutlass import torch": "screen.import",
+    "from cutlass import *": "screen.import",
+    "from . import x": "screen.import",
+    "from __future__ import annotations": "screen.import",
+    "import cuda": "screen.import",
+    "from cuda.bindings import runtime": "screen.import",
+    "from cuda.bindings.driver import cuMemAlloc": "screen.import",
+    "from cutlass.base_dsl import os": "screen.import",
+    "x = eval('1')": "screen.name",
+    "x = open('/etc/passwd')": "screen.name",
+    "x = globals()": "screen.name",
+    "f = exec": "screen.name",
+    "x = cute.os": "screen.name",
+    "x = cute.runtime.load_module('x.o')": "screen.name",
+    "x = cute.compile(None)": "screen.name",
+    "x = __import__('os')": "screen.dunder",
+    "x = __builtins__": "screen.dunder",
+    "x = ().__class__": "screen.dunder",
+    "x = cute.__dict__": "screen.dunder",
+    "x = (lambda: 0).__globals__": "screen.dunder",
+    "class A:\n    def __getattr__(self, n): return n": "screen.dunder",
+    "x = getattr(cute, '__dict__')": "screen.getattr",
+    "x = getattr(cute, 'o' + 's')": "screen.getattr",
+    "g = getattr": "screen.getattr",
+    "x = list(map(getattr, [cute], ['os']))": "screen.getattr",
+    "cuda.cuMemAlloc(4)": "screen.driver",
+    "cuda.cuStreamCreate(0)": "screen.driver",
+    "cute.arch.thread_idx = None": "screen.patch",
+    "cutlass.Float32 += 1": "screen.patch",
+    "class A(metaclass=type): pass": "screen.statement",
+    "async def f(): pass": "screen.statement",
+}
+
+HONEST = '''
+"""No eval, no exec, no torch: os.system and __import__ are only mentioned here."""
+import functools
+import math
+import typing
+from cuda.bindings import driver
+from cutlass import Float32
+from cutlass.cute.nvgpu import cpasync, warp
+
+# import os; eval("1"); globals()["torch"]
+
+
+class Kernel:
+    """Opens nothing; compiles nothing."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.opened = "open('x') __class__ torch.compile"
+        self.compiled: typing.Optional[int] = None
+        self.tile = math.ceil(dims["hidden"] / 8)
+        self.fn = functools.partial(max, 3)
+
+    def __call__(self, m, stream: cuda.CUstream, other: driver.CUstream):
+        self.osc = getattr(self, "tile", 1)
+        regs = [cute.make_rmem_tensor((8,), Float32)]
+        regs[0][1] = Float32(1.0)
+        return regs
+'''
+
+
+@pytest.mark.parametrize("line", list(REFUSED))
+def test_a_forbidden_line_is_found_with_its_number(line: str) -> None:
+    findings = screen(HEAD + "\n" + line + "\n")
+    assert findings, line
+    assert findings[0].code == REFUSED[line]
+    assert findings[0].line >= 5
+    assert "\n" not in str(findings[0])
+
+
+def test_honest_code_with_forbidden_words_passes() -> None:
+    assert screen(HEAD + HONEST) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["docs/examples/moe_shared.py", *(f"tests/candidates/{n}.py" for n in ("launches", "row_copy"))]
+)
+def test_real_candidates_pass(path: str) -> None:
+    assert screen((ROOT / path).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "attack", sorted((ROOT / "tests" / "candidates" / "attacks").glob("*.py")), ids=lambda p: p.stem
+)
+def test_attacks_that_import_something_are_refused(attack: Path) -> None:
+    source = attack.read_text()
+    assert bool(screen(source)) == ("import " in source or "open(" in source)
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("x = 1\r\n", "screen.encoding"),
+        ("x = 1\0\n", "screen.encoding"),
+        ("\ufeffx = 1\n", "screen.encoding"),
+        ("x = '\ud800'\n", "screen.encoding"),
+        ("#" * (MAX_BYTES + 1), "screen.size"),
+        ("x = " + "-" * 300 + "1\n", "screen.size"),
+        ("x = " + "(" * 500 + ")" * 500 + "\n", "compile.syntax"),
+        ("def f(:\n", "compile.syntax"),
+        ("  x = 1\n", "compile.syntax"),
+    ],
+)
+def test_text_rules(source: str, code: str) -> None:
+    assert screen(source)[0].code == code
