@@ -1,0 +1,156 @@
+"""Runner processes: isolation, watching, and what the judge reads back."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from kgen.gates.runner import host
+from kgen.gates.runner.buffers import PATTERN, SECOND_POISON, BufferSet, guarded
+from kgen.gates.runner.job import LoadSpec, stock_spec
+from kgen.gates.runner.out import CandidateFault, Out
+from kgen.gates.runner.rank import rank
+from kgen.ops import REGISTRY
+from kgen.records import RecordError, from_json, to_json
+
+OP = REGISTRY.get("moe_shared")
+PROBLEM = OP.problem(OP.pack.small, 2, "sm_90a")
+
+
+def test_a_child_gets_none_of_the_callers_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("KGEN_TOKEN", "secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    child = host.child_environment()
+    assert "secret" not in " ".join(child.values())
+    assert child["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_job_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
+    with host.running("nothing", {}, deadline=60) as outcome:
+        folder = outcome.folder
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+    assert outcome.status == "error", "an unknown kind of job is our fault, not the candidate's"
+
+
+def test_a_folder_that_cannot_hold_the_output_is_refused() -> None:
+    with pytest.raises(OSError, match="no room"):
+        host.private_folder(1 << 60)
+
+
+PARENT = """
+import json, subprocess, sys, time
+from pathlib import Path
+from kgen.gates.runner import host
+from kgen.gates.runner.job import stock_spec
+from kgen.ops import REGISTRY
+from kgen.records import to_json
+
+op = REGISTRY.get("moe_shared")
+spec = stock_spec(op.problem(op.pack.small, 1, "sm_90a"), "hangs")
+folder = host.private_folder()
+job = {"kind": "rank", "items": [[0, to_json(spec)]], "cache": "/nowhere", "device": "cpu", "seed": 1, "repetitions": 1}
+(folder / "job.json").write_text(json.dumps(job))
+child = subprocess.Popen(host.child_command(folder / "job.json", folder), start_new_session=True)
+print(child.pid, folder, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_runner_dies_with_its_parent(tmp_path: Path) -> None:
+    script = PARENT
+    parent = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid, folder = parent.stdout.readline().split()
+    deadline = time.monotonic() + 30
+    while "hangs" not in host._json(Path(folder) / "at").get("where", "") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the runner outlived its parent"
+        time.sleep(0.05)
+    for leftover in Path(folder).iterdir():
+        leftover.unlink()
+    os.rmdir(folder)  # noqa: PTH106  the parent that would have done it was killed
+
+
+def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    values = [
+        torch.randn(3, 5).to(torch.bfloat16),
+        torch.tensor([[float("nan"), -0.0, float("inf")]]),
+        torch.arange(7, dtype=torch.int32),
+        torch.randn(4, 4).t(),
+    ]
+    out = Out(tmp_path)
+    refs = [out.tensor(v) for v in values]
+    out.finish({})
+    outcome = host.Outcome("done", "", "", tmp_path)
+    for ref, value in zip(refs, values, strict=True):
+        back = outcome.tensor(ref)
+        assert back.dtype == value.dtype
+        assert torch.equal(back.view(torch.uint8), value.contiguous().view(torch.uint8))
+
+
+def test_a_truncated_tensor_is_an_error(tmp_path: Path) -> None:
+    out = Out(tmp_path)
+    ref = out.tensor(torch.ones(8))
+    out.finish({})
+    (tmp_path / "tensors.bin").write_bytes(b"\0" * 10)
+    with pytest.raises(ValueError, match="10 of 32 bytes"):
+        host.Outcome("done", "", "", tmp_path).tensor(ref)
+
+
+def test_records_survive_a_death_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert host._records(tmp_path / "records.jsonl") == ({"a": 1}, {"a": 2})
+
+
+def test_only_what_the_candidate_does_is_blamed_on_it(tmp_path: Path) -> None:
+    out = Out(tmp_path)
+    with pytest.raises(CandidateFault, match="step 3: CUDA error"), out.candidate("step 3", "cpu"):
+        raise RuntimeError("CUDA error: misaligned address\nmore")
+    with pytest.raises(torch.OutOfMemoryError), out.candidate("step 4", "cpu"):
+        raise torch.OutOfMemoryError("our buffers")
+    assert host._json(tmp_path / "at") == {"where": "step 4", "candidate": True}
+
+
+def test_guards_catch_one_byte_on_either_side() -> None:
+    for offset in (0, -1):
+        buffer = guarded((3, 5), "bf16", "cpu")
+        assert bool(buffer.intact())
+        assert buffer.tensor.data_ptr() % 512 == buffer.raw.data_ptr() % 512
+        buffer.raw[buffer.guard - 1 if offset else buffer.raw.numel() - buffer.guard] = PATTERN ^ 1
+        assert not bool(buffer.intact())
+
+
+def test_a_sibling_shares_everything_but_its_own_outputs_and_workspaces() -> None:
+    base = BufferSet(OP, PROBLEM, "cpu", [("i32", (4,))])
+    other = base.sibling([("i32", (4,))], own=["y"])
+    base.load(OP.inputs(PROBLEM, "normal", 1, "cpu"))
+    base.poison(SECOND_POISON)
+    assert other.buffers["m"] is base.buffers["m"]
+    assert other.buffers["y"] is not base.buffers["y"] and other.work[0] is not base.work[0]
+    assert int(other.work[0].tensor.abs().sum()) == 0, "workspaces start zeroed"
+
+
+def test_load_specs_survive_json() -> None:
+    spec = LoadSpec(PROBLEM, "artefact", "/x/y.o", "ab" * 32, "kgen_entry", (("bf16", (2, 128)), ("i32", (1,))), "fma")
+    assert from_json(LoadSpec, to_json(spec)) == spec
+    with pytest.raises(RecordError, match="engine"):
+        from_json(LoadSpec, {k: v for k, v in to_json(spec).items() if k != "engine"})
+
+
+def test_ranking_marks_what_crashes_or_hangs_and_ranks_the_rest(tmp_path: Path) -> None:
+    faults = ("", "zeros", "dies", "raises", "hangs")
+    rows = rank([stock_spec(PROBLEM, fault) for fault in faults], cache=tmp_path, device="cpu", repetitions=3, stall=8)
+    assert [row.status for row in rows] == ["ok", "ok", "crashed", "fault", "hung"]
+    assert rows[0].rel_l2 == 0 and rows[1].rel_l2 == 1
+    assert 0 < rows[0].us_best <= rows[0].us < 1e6
+    assert "SIGSEGV" in rows[2].message and "illegal memory access" in rows[3].message
