@@ -14,42 +14,27 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kgen.contract import DTYPES, Op, Role, Values
-from kgen.gates import judge, timing
+from kgen.contract import DTYPES, Op, Role
+from kgen.gates import timing
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
 from kgen.gates.numeric import SEED_BITS, output_elements_bytes, skip_without
-from kgen.gates.rates import Rates, rates
+from kgen.gates.perf_judge import Findings, judge_outcome, name_of
+from kgen.gates.rates import rates
 from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import Built, LoadSpec, spec
-from kgen.gates.runner.perf import CANDIDATE, CHAINED, COLD, COMPILE, GRAPH, STOCK, PointJob, chain_seed, set_seed
-from kgen.gates.runner.refill import refilled, refilled_names
-from kgen.gates.statistics import median, ratio_interval
+from kgen.gates.runner.perf import CHAINED, COLD, COMPILE, GRAPH, STOCK, PointJob
 from kgen.records import GateResult, PerfPoint, Status, to_json
-from kgen.records.envelope import HEADLINE, envelope, label
+from kgen.records.envelope import HEADLINE, envelope
 
 GATE = "perf-sweep"
 DEADLINE_SECONDS = 900.0
 STALL_SECONDS = 180.0  # torch.compile of one shape stays well below
 REPETITIONS: Mapping[str, int] = {GRAPH: 40, CHAINED: 20, COLD: 40}
 SHOWN = 20
-
-
-@dataclass
-class Findings:
-    """What the judge collects over all points."""
-
-    points: list[PerfPoint] = field(default_factory=list)
-    raw: dict[str, Any] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-    impossible: list[str] = field(default_factory=list)
-    table: judge.Table = field(default_factory=judge.Table)
 
 
 def run(
@@ -112,7 +97,7 @@ def run_specs(
         "rates": f"read {limits.read:.3g} B/s, nominal {limits.nominal:.3g} B/s ({limits.source})" if limits else "",
         "clocks_after": f"SM {after.sm_clock_mhz} MHz, memory {after.memory_clock_mhz} MHz, {after.power_limit_w} W",
         "timed_outputs": found.table.as_json(),
-        "seeds": {_name(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
+        "seeds": {name_of(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
         "runner": {name: str(value) for name, value in outcome.result.items()},
         "runner_seconds": round(timed_seconds, 2),
     }
@@ -147,10 +132,6 @@ def make_jobs(
     return jobs
 
 
-def _name(job: PointJob, column: str = "") -> str:
-    return f"{job.spec.problem.key}/n{job.tokens}" + (f"/{column}" if column else "")
-
-
 def _output_bytes(op: Op, job: PointJob, device: str) -> int:
     """What the runner keeps of one point."""
     sizes = op.sizes(job.spec.problem)
@@ -160,61 +141,6 @@ def _output_bytes(op: Op, job: PointJob, device: str) -> int:
     calls = {GRAPH: max(sets, timing.MIN_CALLS) if stateful else sets, CHAINED: timing.calls_for(sets), COLD: 1}
     written = output_elements_bytes(op, job.spec.problem)
     return sum(written * calls[column] * number for column, number in job.repetitions.items())
-
-
-@torch.no_grad()
-def judge_outcome(op: Op, jobs: Sequence[PointJob], outcome: Outcome, device: str, limits: Rates | None) -> Findings:
-    found = Findings()
-    for record in outcome.records:
-        job, column = jobs[int(record["point"])], str(record["column"])
-        found.wrong += [f"{_name(job, column)}: {text}" for text in record["findings"]]
-        rows = _judge_outputs(op, job, record, outcome, device)
-        found.table.add(rows)
-        found.wrong += [f"{_name(job, column)}: {row.complaint}" for row in rows if row.complaint]
-        point = make_point(op, job, record, limits)
-        found.points.append(point)
-        if (said := impossible(op, job, point, limits)) != "":
-            found.impossible.append(said)
-        kept = ("samples", "sets", "calls", "rotation_bytes", "timer", "setup_s")
-        found.raw[_name(job, column)] = {name: record[name] for name in kept}
-    return found
-
-
-def make_point(op: Op, job: PointJob, record: Mapping[str, Any], limits: Rates | None) -> PerfPoint:
-    """One row of the perf table. The ratio is paired: sample i of both sides comes from the same repetition."""
-    samples: Mapping[str, list[float]] = record["samples"]
-    mine = samples[CANDIDATE]
-    baselines = {name: median(times) for name, times in samples.items() if name != CANDIDATE}
-    best = min(baselines, key=lambda name: baselines[name])
-    ratio, low, high = ratio_interval(mine, samples[best], job.order_seed)
-    cost = op.cost(judge.with_tokens(job.spec.problem, job.tokens))
-    floor = cost.floor_us(limits.read) if limits else 0.0
-    return PerfPoint(
-        problem=job.spec.problem.key,
-        tokens=job.tokens,
-        column=str(record["column"]),
-        timer=str(record["timer"]),
-        candidate_us=median(mine),
-        baselines_us=baselines,
-        best_baseline=best,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        roofline=floor / median(mine),
-        floor_us=floor,
-        samples=len(mine),
-        label=label(high),
-    )
-
-
-def impossible(op: Op, job: PointJob, point: PerfPoint, limits: Rates | None) -> str:
-    """A complaint when the memory could not have moved the op's bytes in that time. Chained calls may hit L2."""
-    if limits is None or point.column == CHAINED:
-        return ""
-    least = op.cost(judge.with_tokens(job.spec.problem, job.tokens)).floor_us(limits.nominal)
-    if point.candidate_us >= least:
-        return ""
-    return f"{_name(job, point.column)}: {point.candidate_us:.2f} us, but its bytes need {least:.2f} us at peak"
 
 
 def _result(outcome: Outcome, found: Findings) -> GateResult:
@@ -238,57 +164,3 @@ def _result(outcome: Outcome, found: Findings) -> GateResult:
         return made(Status.ERROR, "runner", outcome.message)
     said = f"{wins} bins win, {ties} tie, {left} leave the envelope (graph column, best baseline)"
     return made(Status.PASS, "pass", said) if wins else made(Status.FAIL, "no_win", said)
-
-
-def _judge_outputs(op: Op, job: PointJob, record: Mapping[str, Any], outcome: Outcome, device: str) -> list[judge.Row]:
-    """Every timed output of one point and column against the references of the values that call had."""
-    outputs = judge.to_device({n: outcome.tensor(ref) for n, ref in record["outputs"].items()}, device)
-    column, repetitions = str(record["column"]), next(iter(outputs.values())).shape[0]
-    problem, names = job.spec.problem, refilled_names(op, job.spec.problem)
-    sets = [op.inputs(problem, "normal", set_seed(job.seed, s), device) for s in range(int(record["sets"]))]
-    if column == CHAINED:
-        return _judge_chained(op, job, sets, outputs, device)
-    groups: dict[int, list[tuple[Values, dict[str, torch.Tensor]]]] = {}
-    for repetition in range(repetitions):
-        timed = range(len(sets)) if column == GRAPH else (repetition % len(sets),)
-        for position, number in enumerate(timed):
-            fresh = refilled(sets[number], names, job.seed, repetition, number)
-            got = {n: t[repetition, position] for n, t in outputs.items()}
-            groups.setdefault(number, []).append(({**sets[number], **fresh}, got))
-    rows: list[judge.Row] = []
-    for number, calls in groups.items():
-        rows += _judge_calls(op, job, column, set_seed(job.seed, number), calls)
-    return rows
-
-
-def _judge_chained(
-    op: Op, job: PointJob, sets: Sequence[Values], outputs: Mapping[str, torch.Tensor], device: str
-) -> list[judge.Row]:
-    """Each call of a chain is judged on the input it really had: what the candidate's call before it wrote."""
-    assert op.chain is not None
-    source, target = op.chain
-    first = op.inputs(job.spec.problem, op.chain_family, chain_seed(job.seed), device)
-    groups: dict[int, list[tuple[Values, dict[str, torch.Tensor]]]] = {}
-    repetitions, calls = outputs[source].shape[:2]
-    for repetition in range(repetitions):
-        entry: Values = refilled(first, [target], job.seed, repetition, 0)
-        for k in range(calls):
-            got = {n: t[repetition, k] for n, t in outputs.items()}
-            groups.setdefault(k % len(sets), []).append(({**sets[k % len(sets)], **entry}, got))
-            entry = {target: got[source]}
-    rows: list[judge.Row] = []
-    for number, many in groups.items():
-        rows += _judge_calls(op, job, CHAINED, set_seed(job.seed, number), many)
-    return rows
-
-
-def _judge_calls(
-    op: Op, job: PointJob, column: str, seed: int, calls: Sequence[tuple[Values, dict[str, torch.Tensor]]]
-) -> list[judge.Row]:
-    problem = job.spec.problem
-    values = [judge.rows_of(op, problem, v, job.tokens) for v, _ in calls]
-    answers = judge.expected_many(op, problem, values)
-    rows: list[judge.Row] = []
-    for before, (_, got), answer in zip(values, calls, answers, strict=True):
-        rows += judge.judge_outputs(op, problem, before, got, answer, f"timed {column} n={job.tokens}", seed)
-    return rows
