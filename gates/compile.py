@@ -9,7 +9,6 @@ Everything is cached by content, failures included (but not timeouts: they depen
 whether the numbers are right, and whether the PTX text belongs to the cubin (only the cubin is ever loaded).
 """
 
-import functools
 import os
 import threading
 import time
@@ -25,17 +24,18 @@ from kgen.contract import DTYPES, Op
 from kgen.gates.artefacts import Artefact
 from kgen.gates.audit import limits, ptx
 from kgen.gates.audit import object as objects
+from kgen.gates.audit.cubin import Cubin
 from kgen.gates.audit.object import AuditError
 from kgen.gates.audit.recorder import Argument, Recorder, RecorderError
+from kgen.gates.buildcache import BuildCache, Key, Outcome, passed
 from kgen.gates.builder.outcome import BuilderError, BuildFailure, Built
 from kgen.gates.builder.pool import Builder
 from kgen.gates.builder.protocol import FUNCTION
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.screen import screen
 from kgen.gates.signature import arguments, signature
-from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, Status, from_json, sha256_bytes, to_json
+from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, Status, sha256_bytes, to_json
 from kgen.serve.runtime import installed_flavours
-from kgen.store import Blobs, Results
 
 GATE = "compile"
 DEFECTS = ("", "tile_scale", "drop_last_k")
@@ -49,18 +49,6 @@ class CompileReport:
     artefacts: tuple[Artefact, ...]  # in the order of the problems; empty unless all of them passed
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """What one problem came to."""
-
-    status: Status
-    code: str
-    message: str
-    seconds: float
-    cached: bool = False
-    artefact: Artefact | None = None
-
-
 def compiler() -> Compiler:
     """The installed compiler release. Raises BuilderError (one line) without one."""
     flavours = installed_flavours()
@@ -68,14 +56,6 @@ def compiler() -> Compiler:
         return Compiler(metadata.version("nvidia-cutlass-dsl"), max(flavours))
     except (metadata.PackageNotFoundError, ValueError) as error:
         raise BuilderError("the CuTe DSL compiler is not installed: pip install nvidia-cutlass-dsl") from error
-
-
-@functools.cache
-def _rules() -> str:
-    """Hash of the screen's, builder's and audit's sources: results of other rules are not taken from the cache."""
-    here = Path(__file__).parent
-    files = sorted([here / "screen.py", *(here / "builder").glob("*.py"), *(here / "audit").glob("*.[pc]*")])
-    return sha256_bytes(b"\0".join(f.read_bytes() for f in files if f.is_file()))
 
 
 def same_code(a: BuildRecord, b: BuildRecord) -> str:
@@ -110,9 +90,10 @@ class CompileGate:
         self._fresh = fresh
         self.builder = builder or Builder()
         self._own_builder = builder is None
-        self._blobs, self._results = Blobs(cache_dir / "objects"), Results(cache_dir / "builds")
         self._recorder = Recorder(self.builder.level, cache_dir / "recorder")
         self._compiler = compiler()
+        unfenced = self.builder.level.name == "none"
+        self._cache = BuildCache(cache_dir, self._compiler, op.contract_sha256(), unfenced)
         self._executor = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="kgen-compile")
         self._lock = threading.Lock()
         self.cached = 0  # problems answered from the cache so far
@@ -125,9 +106,10 @@ class CompileGate:
         self.close()
 
     def close(self) -> None:
-        self._executor.shutdown(cancel_futures=True)
+        """Gives up what is not built yet; with a builder of its own, also what is being built."""
         if self._own_builder:
             self.builder.close()
+        self._executor.shutdown(cancel_futures=True)
 
     def run(self, candidate: Candidate, problems: Sequence[Problem], defect: str = "") -> CompileReport:
         """Screen, build and audit. `defect`: a deliberate numeric error for the mutation test."""
@@ -142,9 +124,9 @@ class CompileGate:
         outcomes = self._gather(futures)
         return self._conclude(outcomes, started)
 
-    def _gather(self, futures: Mapping[str, "Future[_Outcome]"]) -> dict[str, _Outcome]:
+    def _gather(self, futures: Mapping[str, "Future[Outcome]"]) -> dict[str, Outcome]:
         """Outcomes in order; after the first failure those not yet started are given up."""
-        outcomes: dict[str, _Outcome] = {}
+        outcomes: dict[str, Outcome] = {}
         for key, future in futures.items():
             if future.cancelled():
                 continue
@@ -154,7 +136,7 @@ class CompileGate:
                     other.cancel()
         return outcomes
 
-    def _conclude(self, outcomes: Mapping[str, _Outcome], started: float) -> CompileReport:
+    def _conclude(self, outcomes: Mapping[str, Outcome], started: float) -> CompileReport:
         evidence = {
             "problems": {key: _facts(o) for key, o in outcomes.items()},
             "cached": sum(o.cached for o in outcomes.values()),
@@ -181,10 +163,10 @@ class CompileGate:
         seconds = time.monotonic() - started
         return CompileReport(GateResult(GATE, status, code, message, evidence, seconds, GATE_CONTRACT), artefacts)
 
-    def _one(self, candidate: Candidate, problem: Problem, defect: str) -> _Outcome:
+    def _one(self, candidate: Candidate, problem: Problem, defect: str) -> Outcome:
         """One problem, from the cache or built. Never raises for what a candidate did."""
-        key = self._key(candidate, problem, defect)
-        found = self._from_cache(key)
+        key = self._cache.key(candidate, problem, defect)
+        found = None if self._fresh else self._cache.get(key)
         if found is not None:
             with self._lock:
                 self.cached += 1
@@ -192,73 +174,34 @@ class CompileGate:
         try:
             return self._build(candidate, problem, defect, key)
         except BuilderError as error:
-            return _Outcome(Status.ERROR, "compile.builder", str(error), 0.0)
+            return Outcome(Status.ERROR, "compile.builder", str(error), 0.0)
         except RecorderError as error:
-            return _Outcome(Status.ERROR, "compile.recorder", str(error), 0.0)
+            return Outcome(Status.ERROR, "compile.recorder", str(error), 0.0)
 
-    def _key(self, candidate: Candidate, problem: Problem, defect: str) -> dict[str, Any]:
-        return {
-            "candidate": candidate.id,
-            "problem": problem.key,
-            "defect": defect,
-            "compiler": to_json(self._compiler),
-            "gate_contract": GATE_CONTRACT,
-            "rules": _rules(),
-            "op_contract": self.op.contract_sha256(),
-            "unfenced": self.builder.level.name == "none",
-        }
-
-    def _from_cache(self, key: Mapping[str, Any]) -> _Outcome | None:
-        value = None if self._fresh else self._results.get(key)
-        if value is None:
-            return None
-        if value["status"] != Status.PASS:
-            return _Outcome(Status(value["status"]), value["code"], value["message"], value["seconds"], cached=True)
-        artefact = self._artefact(from_json(BuildRecord, value["record"]), value["ptx_sha256"])
-        return None if artefact is None else _passed(artefact, cached=True)
-
-    def _artefact(self, record: BuildRecord, ptx_sha256: str) -> Artefact | None:
-        """None when one of the files is not in the cache (any more)."""
-        files = (
-            self._blobs.find(record.object_sha256, ".o"),
-            self._blobs.find(ptx_sha256, ".ptx"),
-            self._blobs.find(record.cubin_sha256, ".cubin"),
-        )
-        return None if None in files else Artefact(record, *(f for f in files if f is not None))
-
-    def _build(self, candidate: Candidate, problem: Problem, defect: str, key: Mapping[str, Any]) -> _Outcome:
+    def _build(self, candidate: Candidate, problem: Problem, defect: str, key: Key) -> Outcome:
         with self._lock:
             self.built += 1
         built = self.builder.build(candidate.source, signature(self.op, problem), defect)
         if isinstance(built, Built):
             try:
-                return self._keep(self._audit(candidate, problem, defect, built), built, key)
+                record, cubin = self._audit(candidate, problem, defect, built)
+                return passed(self._cache.keep(key, record, built.object, built.ptx, cubin.data))
             except AuditError as error:
                 built = BuildFailure(error.code, str(error), built.seconds)
-        outcome = _Outcome(Status.FAIL, built.code, built.message, built.seconds)
+        outcome = Outcome(Status.FAIL, built.code, built.message, built.seconds)
         if not built.load_dependent:
-            value = {"status": "fail", "code": built.code, "message": built.message, "seconds": built.seconds}
-            self._results.put(key, value)
+            self._cache.fail(key, outcome)
         return outcome
 
-    def _keep(self, record: BuildRecord, built: Built, key: Mapping[str, Any]) -> _Outcome:
-        self._blobs.put(built.object, ".o")
-        ptx_sha256 = self._blobs.put(built.ptx.encode(), ".ptx")
-        self._blobs.put(objects.check(built.object, record.problem.arch).data, ".cubin")
-        self._results.put(key, {"status": "pass", "record": to_json(record), "ptx_sha256": ptx_sha256})
-        artefact = self._artefact(record, ptx_sha256)
-        assert artefact is not None  # just written
-        return _passed(artefact)
-
-    def _audit(self, candidate: Candidate, problem: Problem, defect: str, built: Built) -> BuildRecord:
-        """The audited record of a build. Raises AuditError or RecorderError."""
+    def _audit(self, candidate: Candidate, problem: Problem, defect: str, built: Built) -> tuple[BuildRecord, Cubin]:
+        """The audited record of a build, and the machine code in it. Raises AuditError or RecorderError."""
         cubin = objects.check(built.object, problem.arch)
         call = arguments(self.op, problem, built.workspaces)
         if sum(_bytes(a) for a in call[len(call) - len(built.workspaces) :]) > MAX_WORKSPACE_BYTES:
             raise AuditError("audit.workspace", f"workspaces exceed {MAX_WORKSPACE_BYTES} bytes")
         launches = self._recorder.record(built.object, cubin, call)
         limits.check(cubin, launches)
-        return BuildRecord(
+        record = BuildRecord(
             candidate=candidate.id,
             problem=problem,
             function=FUNCTION,
@@ -275,6 +218,7 @@ class CompileGate:
             design=built.design,
             defect=defect,
         )
+        return record, cubin
 
 
 def _bytes(argument: Argument) -> int:
@@ -284,11 +228,7 @@ def _bytes(argument: Argument) -> int:
     return total
 
 
-def _passed(artefact: Artefact, cached: bool = False) -> _Outcome:
-    return _Outcome(Status.PASS, "compile.pass", "", artefact.record.compile_seconds, cached, artefact)
-
-
-def _facts(outcome: _Outcome) -> dict[str, Any]:
+def _facts(outcome: Outcome) -> dict[str, Any]:
     """The evidence of one problem: what a reader compares between candidates."""
     facts: dict[str, Any] = {"code": outcome.code, "seconds": outcome.seconds, "cached": outcome.cached}
     if outcome.artefact is None:

@@ -32,6 +32,22 @@ def test_the_same_source_gives_the_same_bytes(builder: Builder) -> None:
     assert (first.object, first.cubin, first.ptx) == (second.object, second.cubin, second.ptx)
 
 
+def test_hash_seeds_do_not_reach_the_code(builder: Builder) -> None:
+    source = SOURCE.replace("* scale", '* scale * Float32(hash("seed") % 1000)')
+    assert source != SOURCE
+    with Builder() as other:
+        built = [b.build(source, launch_signature("pdl")) for b in (builder, other)]
+    assert isinstance(built[0], Built) and isinstance(built[1], Built)
+    assert built[0].object == built[1].object
+
+
+def test_a_closed_builder_builds_nothing() -> None:
+    with Builder() as builder:
+        pass
+    with pytest.raises(BuilderError, match="closed"):
+        builder.build(SOURCE, launch_signature("pdl"))
+
+
 def test_jobs_run_side_by_side_on_one_server(builder: Builder) -> None:
     kinds = ["pdl", "cluster", "cooperative", "smem"]
     with ThreadPoolExecutor(4) as pool:

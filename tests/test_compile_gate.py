@@ -81,6 +81,18 @@ def test_a_second_run_builds_nothing(gate: CompileGate, cache: Path) -> None:
     assert report.artefacts[0].record == first
 
 
+def test_paths_with_spaces_and_letters_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "my caché 'x'"
+    odd.mkdir()
+    for parent in (odd, *odd.parents):
+        if parent.is_relative_to("/tmp") and parent != Path("/tmp"):
+            parent.chmod(0o755)
+    monkeypatch.setattr("tempfile.tempdir", str(odd))
+    with CompileGate(OP, odd / "cache") as other:
+        report = other.run(EXAMPLE, [NANO])
+    assert report.result.passed, report.result.message
+
+
 def test_a_damaged_cache_is_built_again(gate: CompileGate) -> None:
     artefact = gate.run(EXAMPLE, [NANO]).artefacts[0]
     artefact.object.write_bytes(b"damaged")

@@ -7,6 +7,7 @@ counts launches again on the GPU, where the object meets the runtime.
 
 import json
 import os
+import shlex
 import shutil
 import struct
 import subprocess
@@ -103,8 +104,9 @@ class Recorder:
             raise AuditError("audit.launcher", f"the launcher disturbed the recorder's output: {error}") from error
 
     def _run(self, folder: Path, description: str) -> list[dict[str, Any]]:
-        link = f"{self._cc} -shared -nostdlib -Wl,-z,now -o kernel.so kernel.o || exit {CC_FAILED}"
-        script = f"{link}; exec {self._program} ./kernel.so kernel.fatbin"
+        cc, program = shlex.quote(self._cc), shlex.quote(str(self._program))
+        link = f"{cc} -shared -nostdlib -Wl,-z,now -o kernel.so kernel.o || exit {CC_FAILED}"
+        script = f"{link}; exec {program} ./kernel.so kernel.fatbin"
         read = (str(self._program.parent), str(Path(self._cc).resolve().parent.parent))
         env = {"PATH": f"{Path(self._cc).parent}:/usr/bin:/bin", "TMPDIR": str(folder), "LANG": "C"}
         box = Box(folder, read, env, Limits(cpu_seconds=10))

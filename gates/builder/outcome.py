@@ -97,7 +97,9 @@ def _killed(end: JobEnd, limits: Limits) -> BuildFailure | None:
         return BuildFailure("compile.timeout", message.strip(), end.seconds)
     if "bad_alloc" in said or "out of memory" in said.lower():
         return BuildFailure("compile.memory", said, end.seconds)
-    return BuildFailure(f"compile.crash.{name}", f"the compiler died with {name}\n{said}".strip(), end.seconds)
+    message = f"the compiler died with {name}\n{said}".strip()
+    # a kill that we did not send may be the machine's, short of memory
+    return BuildFailure(f"compile.crash.{name}", message, end.seconds, load_dependent=name == "SIGKILL")
 
 
 def _with_output(message: str, end: JobEnd) -> str:

@@ -34,6 +34,7 @@ class Builder:
         self._servers: dict[str, WarmServer] = {}
         self._lock = threading.Lock()
         self._next = 0
+        self._closed = False
         self.starts = 0  # servers started so far
 
     def __enter__(self) -> "Builder":
@@ -43,7 +44,9 @@ class Builder:
         self.close()
 
     def close(self) -> None:
+        """Ends every server; builds still running raise BuilderError."""
         with self._lock:
+            self._closed = True
             servers, self._servers = list(self._servers.values()), {}
         for server in servers:
             server.close()
@@ -52,18 +55,26 @@ class Builder:
     def build(self, source: str, signature: Signature, defect: str = "") -> Built | BuildFailure:
         """Build one candidate for one problem. Raises BuilderError when the failure is ours."""
         with self._lock:
+            if self._closed:
+                raise BuilderError("the builder is closed")
             self._next += 1
             number = self._next
         folder = self.root / str(number)
-        folder.mkdir()
         try:
-            (folder / SOURCE).write_text(source, encoding="utf-8", newline="")
-            (folder / SOURCE).chmod(0o644)
-            self.level.prepare(folder)
+            self._prepare(folder, source)
             end = self._ask(number, folder, signature, defect)
             return collect(folder, end, self._limits)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _prepare(self, folder: Path, source: str) -> None:
+        try:
+            folder.mkdir()
+            (folder / SOURCE).write_text(source, encoding="utf-8", newline="")
+            (folder / SOURCE).chmod(0o644)
+            self.level.prepare(folder)
+        except OSError as error:
+            raise BuilderError(f"cannot prepare a job folder: {error}") from error
 
     def _ask(self, number: int, folder: Path, signature: Signature, defect: str) -> JobEnd:
         request = {
@@ -85,6 +96,8 @@ class Builder:
 
     def _server(self, arch: str) -> WarmServer:
         with self._lock:
+            if self._closed:
+                raise BuilderError("the builder is closed")
             server = self._servers.get(arch)
             if server is None or server.dead:
                 if server is not None:

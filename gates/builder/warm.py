@@ -110,7 +110,8 @@ class WarmServer:
         }
         # the server only waits; each job gets limits of its own, and the server none on CPU time
         box = Box(self._root, read, env, Limits(cpu_seconds=0, open_files=1024))
-        argv = [sys.executable, "-I", "-S", "-c", _bootstrap([self._job_reads(read), self._job_policy()])]
+        # not -I: it would ignore PYTHONHASHSEED, and builds that iterate over sets would differ from run to run
+        argv = [sys.executable, "-P", "-s", "-S", "-c", _bootstrap([self._job_reads(read), self._job_policy()])]
         self._process = subprocess.Popen(
             self._level.wrap(box, argv),
             env=env,

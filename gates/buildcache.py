@@ -1,0 +1,88 @@
+"""Results of builds by content: what one candidate came to for one problem, passes and failures alike."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kgen.gates.artefacts import Artefact
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.records import BuildRecord, Candidate, Compiler, Problem, Status, from_json, sha256_bytes, to_json
+from kgen.store import Blobs, Results
+
+Key = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one problem came to. `artefact` is there on a pass only."""
+
+    status: Status
+    code: str
+    message: str
+    seconds: float
+    cached: bool = False
+    artefact: Artefact | None = None
+
+
+def passed(artefact: Artefact, cached: bool = False) -> Outcome:
+    return Outcome(Status.PASS, "compile.pass", "", artefact.record.compile_seconds, cached, artefact)
+
+
+@functools.cache
+def _rules() -> str:
+    """Hash of the screen's, builder's and audit's sources: results of other rules are not taken from the cache."""
+    here = Path(__file__).parent
+    files = sorted([here / "screen.py", *(here / "builder").glob("*.py"), *(here / "audit").glob("*.[pc]*")])
+    return sha256_bytes(b"\0".join(f.read_bytes() for f in files if f.is_file()))
+
+
+class BuildCache:
+    """Under `root`: objects/<sha256>.o, .ptx, .cubin, and builds/ with one JSON file a result."""
+
+    def __init__(self, root: Path, compiler: Compiler, op_contract: str, unfenced: bool) -> None:
+        self._blobs, self._results = Blobs(root / "objects"), Results(root / "builds")
+        self._common = {
+            "compiler": to_json(compiler),
+            "gate_contract": GATE_CONTRACT,
+            "rules": _rules(),
+            "op_contract": op_contract,
+            "unfenced": unfenced,  # what was built without a sandbox is never taken for something else
+        }
+
+    def key(self, candidate: Candidate, problem: Problem, defect: str) -> Key:
+        """Everything that an outcome depends on."""
+        return {"candidate": candidate.id, "problem": problem.key, "defect": defect, **self._common}
+
+    def get(self, key: Key) -> Outcome | None:
+        """None when it is absent, or one of its files is missing or damaged."""
+        value = self._results.get(key)
+        if value is None:
+            return None
+        if value["status"] != Status.PASS:
+            return Outcome(Status(value["status"]), value["code"], value["message"], value["seconds"], cached=True)
+        artefact = self._artefact(from_json(BuildRecord, value["record"]), value["ptx_sha256"])
+        return None if artefact is None else passed(artefact, cached=True)
+
+    def fail(self, key: Key, outcome: Outcome) -> None:
+        fields = {"code": outcome.code, "message": outcome.message, "seconds": outcome.seconds}
+        self._results.put(key, {"status": outcome.status.value, **fields})
+
+    def keep(self, key: Key, record: BuildRecord, object_: bytes, ptx: str, cubin: bytes) -> Artefact:
+        """Store a pass and its files. Raises StoreError."""
+        self._blobs.put(object_, ".o")
+        self._blobs.put(cubin, ".cubin")
+        ptx_sha256 = self._blobs.put(ptx.encode(), ".ptx")
+        self._results.put(key, {"status": "pass", "record": to_json(record), "ptx_sha256": ptx_sha256})
+        artefact = self._artefact(record, ptx_sha256)
+        assert artefact is not None  # just written
+        return artefact
+
+    def _artefact(self, record: BuildRecord, ptx_sha256: str) -> Artefact | None:
+        files = (
+            self._blobs.find(record.object_sha256, ".o"),
+            self._blobs.find(ptx_sha256, ".ptx"),
+            self._blobs.find(record.cubin_sha256, ".cubin"),
+        )
+        return None if None in files else Artefact(record, *(f for f in files if f is not None))
