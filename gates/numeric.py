@@ -82,11 +82,18 @@ def run(
     cache: Path,
     device: str = "cuda",
     deadline: float = DEADLINE_SECONDS,
+    sanitize: bool = True,
     next_command: str = "",
 ) -> GateResult:
-    """The gate over all artefacts of one candidate that fit this GPU's arch."""
+    """The gate over all artefacts of one candidate that fit this GPU's arch; `sanitize`: compute-sanitizer too."""
     return run_specs(
-        op, [spec(a) for a in artefacts], cache=cache, device=device, deadline=deadline, next_command=next_command
+        op,
+        [spec(a) for a in artefacts],
+        cache=cache,
+        device=device,
+        deadline=deadline,
+        sanitize=sanitize,
+        next_command=next_command,
     )
 
 
@@ -98,6 +105,7 @@ def run_specs(
     device: str = "cuda",
     deadline: float = DEADLINE_SECONDS,
     stall: float = STALL_SECONDS,
+    sanitize: bool = True,
     next_command: str = "",
 ) -> GateResult:
     """As `run`, over load specs: tests put the stock stand-in in the candidate's place, on device "cpu"."""
@@ -116,7 +124,8 @@ def run_specs(
         table = judge.Table()
         failures = judge_outcome(op, plan, outcome, table, device)
         error = outcome.message + _last_words(outcome) if outcome.status == "error" else ""
-    sanitized = sanitizer.run(op, chosen, cache=cache, device=device) if not (failures or error) else {}
+    wanted = sanitize and not failures and not error
+    sanitized = sanitizer.run(op, chosen, cache=cache, device=device) if wanted else {}
     failures += [Failure("sanitizer", text) for text in sanitizer.complaints(sanitized)]
     evidence = {
         "points": len(chosen),

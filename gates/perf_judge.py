@@ -49,7 +49,7 @@ def judge_outcome(op: Op, jobs: Sequence[PointJob], outcome: Outcome, device: st
         found.points.append(point)
         if (said := impossible(op, job, point, limits)) != "":
             found.impossible.append(said)
-        kept = ("samples", "sets", "calls", "rotation_bytes", "timer", "setup_s")
+        kept = ("samples", "sets", "calls", "rotation_bytes", "timer", "setup_s", "prepare_s")
         found.raw[name_of(job, column)] = {name: record[name] for name in kept}
     return found
 

@@ -23,7 +23,7 @@ from kgen.gates.runner.numeric import FAMILY, Check
 from kgen.records import to_json
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = 150.0
 PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error")
 LINES_KEPT = 12

@@ -4,6 +4,7 @@ Both offer `graph()`, `chained(source, target, first)` and `cold()`, each giving
 artefact in a graph has outputs of its own, poisoned before each replay; calls on the same set must agree bit for bit.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,10 @@ def with_own_outputs(base: BufferSet) -> BufferSet:
 
 
 class Contestant:
-    """A loaded artefact (candidate or champion) over its rotation. Keeps what its timed calls wrote."""
+    """A loaded artefact (candidate or champion) over its rotation. Keeps what its timed calls wrote.
+
+    `blame` says what a failing call is to be reported as; "" (the champion): as our own error.
+    """
 
     def __init__(self, loaded: subject.Subject, turns: Rotation, rows: int, blame: str, out: Out) -> None:
         self.loaded, self.turns, self.rows, self.blame, self.out = loaded, turns, rows, blame, out
@@ -95,7 +99,8 @@ class Contestant:
 
     def _captured(self, calls: Sequence[BufferSet]) -> timing.Call:
         self.ran_on = list(calls)
-        with self.out.candidate(self.blame, self.device):
+        blamed = self.out.candidate(self.blame, self.device) if self.blame else contextlib.nullcontext()
+        with blamed:
             return timing.capture([self.loaded.bind(c) for c in calls], self.device)
 
     def graph(self) -> timing.Side:

@@ -1,7 +1,7 @@
 """Runner side of perf-sweep: times candidate and baselines paired in one process, and keeps every timed output.
 
 A job: {"points": [PointJob], "cache", "device", "compile": bool}. A record a point and column:
-{"point": index, "column", "samples": {side: [µs]}, "outputs": {name: ref}, "sets", "calls", "findings", "setup_s"}.
+{"point": index, "column", "samples": {side: [µs]}, "outputs": {name: ref}, "sets", "calls", "findings", ...}.
 Kept outputs have shape [repetitions, sets (graph), calls (chained) or 1 (cold), rows, ...].
 Baselines run on other seeds than the candidate and nothing here knows an expected answer.
 """
@@ -80,8 +80,10 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
     baselines = _baselines(op, point, cache, device, bool(job["compile"]), out)
     setup = time.monotonic() - started
     for column, repetitions in point.repetitions.items():
+        began = time.monotonic()
         contestant = Contestant(loaded, turns, point.tokens, f"{blame}, {column}", out)
         sides = [_side(contestant, op, point.seed, column), *(_named(b, op, point, column) for b in baselines)]
+        prepared = time.monotonic() - began  # captures, and torch.compile where a shape is new
         with out.candidate(f"{blame}, timing {column}", device):
             samples = timing.interleave(
                 sides, repetitions, clock, random.Random(f"{point.order_seed}/{column}"), flush=column == COLD
@@ -99,6 +101,7 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
                 "timer": clock.timer(column),
                 "findings": contestant.findings[:10],
                 "setup_s": round(setup, 3),
+                "prepare_s": round(prepared, 3),
             }
         )
 
@@ -119,7 +122,7 @@ def _baselines(
     if point.champion is not None:
         own = rotation(op, point.champion.problem, point.other_seed, device, point.champion.workspaces)
         loaded = subject.load(point.champion, cache)
-        made.append((CHAMPION, Contestant(loaded, own, point.tokens, f"champion {point.champion.label}", out)))
+        made.append((CHAMPION, Contestant(loaded, own, point.tokens, "", out)))
     return made
 
 

@@ -26,7 +26,7 @@ from kgen.ops import REGISTRY
 from kgen.records import Problem, from_json, to_json
 
 REPETITIONS = 30
-STALL_SECONDS = 30.0
+STALL_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
