@@ -5,14 +5,24 @@ is bounded by the sandbox, and what it leaves is audited. `screen` returns every
 """
 
 import ast
+import functools
+import math
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 MAX_BYTES = 128 << 10
 MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
 
-# module -> names that may be imported from it; None: any name that is not itself forbidden
-ALLOWED = {"cutlass": None, "cuda.bindings.driver": ("CUstream",), "math": None, "functools": None, "typing": None}
+DRIVER = "cuda.bindings.driver"
+# module -> names that may be used of it; None: any name that is not itself forbidden
+ALLOWED: dict[str, tuple[str, ...] | None] = {
+    "cutlass": None,
+    DRIVER: ("CUstream",),
+    "math": tuple(name for name in dir(math) if not name.startswith("_")),
+    "functools": tuple(functools.__all__),
+    "typing": tuple(typing.__all__),  # `typing.sys` is there too
+}
 ALLOWED_PARENTS = {"cuda.bindings": ("driver",)}  # `from cuda.bindings import driver`
 
 # Builtins that reach the interpreter, the file system or another object's insides
@@ -75,12 +85,19 @@ FORBIDDEN_ATTRIBUTES = frozenset(
         "cr_frame",
         "tb_frame",
         "func_globals",
+        "eval",
+        "exec",
+        "system",
+        "popen",
+        "environ",
+        "operator",
+        "attrgetter",
+        "methodcaller",
         "mro",
     }
 )
 FORBIDDEN_MODULES = frozenset({"cutlass.torch", "cutlass.jax", "cutlass.base_dsl.jit_executor"})
 ALLOWED_DUNDERS = frozenset({"__init__", "__call__", "__name__", "__post_init__", "__doc__"})
-DRIVER = "cuda.bindings.driver"
 
 
 @dataclass(frozen=True)
@@ -193,8 +210,10 @@ def _attributes(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
         yield Finding("screen.dunder", node.lineno, f"attribute {node.attr} is not allowed")
     elif node.attr in FORBIDDEN_ATTRIBUTES:
         yield Finding("screen.name", node.lineno, f"attribute {node.attr} is not allowed")
-    elif _dotted(node.value, modules) == DRIVER and node.attr != "CUstream":
-        yield Finding("screen.driver", node.lineno, f"of {DRIVER} only the type CUstream may be used")
+    elif node.attr not in (names := ALLOWED.get(module := _dotted(node.value, modules)) or (node.attr,)):
+        code = "screen.driver" if module == DRIVER else "screen.name"
+        known = ": only CUstream may be used" if len(names) == 1 else ""
+        yield Finding(code, node.lineno, f"{module}.{node.attr} is not allowed{known}")
     root = _root(node)
     if not isinstance(node.ctx, ast.Load) and root in modules:
         yield Finding("screen.patch", node.lineno, f"assigning to an attribute of the imported {root} is not allowed")
@@ -209,6 +228,14 @@ def _getattr(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
         name = call.args[1].value if call and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) else None
         if not isinstance(name, str) or _dunder(name) or name in FORBIDDEN_ATTRIBUTES:
             yield Finding("screen.getattr", child.lineno, f"{child.id} needs a plain, constant attribute name")
+
+
+def _patterns(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    """`case int(__class__=x)` reads an attribute without an attribute expression."""
+    if isinstance(node, ast.MatchClass):
+        for name in node.kwd_attrs:
+            if _dunder(name) or name in FORBIDDEN_ATTRIBUTES:
+                yield Finding("screen.dunder", node.lineno, f"matching on {name} is not allowed")
 
 
 def _definitions(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
@@ -245,5 +272,6 @@ RULES: tuple[Callable[[ast.AST, dict[str, str]], Iterator[Finding]], ...] = (
     _names,
     _attributes,
     _getattr,
+    _patterns,
     _definitions,
 )

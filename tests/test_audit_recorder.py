@@ -124,6 +124,7 @@ TRICKS = {
     "if (calls == 1) return 0; " + GOOD_LAUNCH: "do not launch the same",
     "for (;;) " + GOOD_LAUNCH.removeprefix("return "): "more than 256 launches",
     "for (;;) calls++;": "did not return",
+    'int printf(const char *, ...); printf("hi"); ' + GOOD_LAUNCH: "the launcher prints",
     "return *(volatile int *)(1ULL << 40);": "may only launch",
     'long r; __asm__ volatile("syscall" : "=a"(r) : "a"(39) : "rcx", "r11"); return 0;': "made a system call",
     'long r; __asm__ volatile("syscall" : "=a"(r) : "a"(1), "D"(2), "S"(fatbin), "d"(8) : "rcx", "r11"); return 0;': (

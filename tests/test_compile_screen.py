@@ -45,6 +45,11 @@ REFUSED = {
     "cuda.cuStreamCreate(0)": "screen.driver",
     "cute.arch.thread_idx = None": "screen.patch",
     "cutlass.Float32 += 1": "screen.patch",
+    "import typing\nx = typing.sys": "screen.name",
+    "import functools as f\nx = f.namedtuple": "screen.name",
+    "from typing import sys": "screen.import",
+    "x = cute.core.operator": "screen.name",
+    "match 1:\n    case int(__class__=c): pass": "screen.dunder",
     "class A(metaclass=type): pass": "screen.statement",
     "async def f(): pass": "screen.statement",
 }

@@ -81,6 +81,8 @@ SECTIONS = frozenset(
         ".rodata.str1.16",
         ".lrodata.cst16",
         ".lrodata.cst32",
+        ".lrodata.str1.1",
+        ".lrodata.str1.16",
     }
 )
 
