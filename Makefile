@@ -1,0 +1,63 @@
+# The two commands: `make propose OP=moe_shared` and `make test`. Both set up what they need in $(VENV) first.
+#
+#   OP=...           the op to propose kernels for                 ARGS=...         more arguments of `kgen propose`
+#   PYTHON=...       the Python to use (>= 3.11)                   PYTEST_ARGS=...  more arguments of pytest
+#   VENV=...         the environment to make or to use             JOBS=...         test processes at a time
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help propose test deep lint wheel clean
+.DELETE_ON_ERROR:
+
+PYTHON ?=
+VENV ?= .venv
+OP ?= moe_shared
+ARGS ?=
+PYTEST_ARGS ?=
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+export PYTHON
+
+help:
+	@echo "make propose OP=moe_shared   set up, then propose kernels for an op"
+	@echo "make test                    set up, then run the tests (PYTEST_ARGS='tests/test_store_runs.py')"
+	@echo "make deep                    the long sweeps as well"
+	@echo "make lint                    ruff and mypy"
+	@echo "make wheel                   build a wheel into dist/"
+	@echo "make clean                   remove $(VENV) and what builds leave"
+
+$(VENV)/.run: pyproject.toml constraints.txt .ci/setup
+	@.ci/setup $(VENV) run
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt .ci/setup
+	@.ci/setup $(VENV) dev
+	@touch $@ $(VENV)/.run
+
+propose: $(VENV)/.run
+	@$(BIN)/kgen propose --op $(OP) $(ARGS)
+
+# `pytest`, not `python -m pytest`: the latter puts the checkout on sys.path, where `import gates` would work
+test: $(VENV)/.dev
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+deep: $(VENV)/.dev
+	@$(BIN)/pytest -m deep $(PYTEST_ARGS)
+
+# mypy cannot follow an editable install, so it gets an installed copy; `build/` would leak deleted modules into it
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@rm -rf build $(VENV)/typed
+	@$(BIN)/python -m pip install -q --no-deps --no-build-isolation --target $(VENV)/typed .
+	@rm -rf build
+	@MYPYPATH=$(VENV)/typed $(BIN)/mypy -p kgen
+
+wheel: $(VENV)/.dev
+	@rm -rf build
+	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	@rm -rf build
+	@ls -l dist
+
+clean:
+	rm -rf $(VENV) build dist kgen.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
