@@ -19,6 +19,7 @@ def signature(op: Op, problem: Problem) -> Signature:
         scalars=tuple((s.dtype, s.sample) for s in op.scalars),
         names=(*(t.name for t in present), *(s.name for s in op.scalars)),
         first_out=next(i for i, t in enumerate(present) if t.role is Role.OUT),
+        dtypes={d.name: d.cutlass for d in DTYPES.values()},
     )
 
 

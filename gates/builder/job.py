@@ -22,15 +22,6 @@ from kgen.gates.builder import defects
 from kgen.gates.builder.protocol import ANSI, CUBIN, FUNCTION, MODULE, OBJECT, PTX, RESULT, SOURCE
 
 OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir ."
-DTYPES = {  # contract dtype -> attribute of cutlass, for workspaces
-    "bf16": "BFloat16",
-    "f16": "Float16",
-    "f32": "Float32",
-    "i32": "Int32",
-    "i64": "Int64",
-    "u8": "Uint8",
-    "e4m3": "Float8E4M3FN",
-}
 DSL_CODE = re.compile(r"error\[([A-Z][A-Z0-9_]+)\]")
 # text of the message -> code; first hit decides
 BACKENDS = (
@@ -86,7 +77,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
         module = load(MODULE, source)
         point = (dict(signature["dims"]), signature["tokens"], signature["arch"])
         host = _function(module, "build")(*point)
-        workspaces = _workspaces(module, point)
+        workspaces = _workspaces(module, point, signature["dtypes"])
         design = str(getattr(module, "design", lambda *_: "")(*point))[:200]
     if not callable(host):
         raise ContractError(f"build() returned {type(host).__name__}, not a @cute.jit host function")
@@ -122,7 +113,7 @@ def _arguments(signature: dict[str, Any], workspaces: list[tuple[str, list[int]]
 
     tensors = [_fake(dtype, shape) for dtype, shape in signature["tensors"]]
     scalars = [{"i32": cutlass.Int32, "f32": cutlass.Float32}[kind](value) for kind, value in signature["scalars"]]
-    spaces = [_fake(DTYPES[dtype], shape) for dtype, shape in workspaces]
+    spaces = [_fake(signature["dtypes"][dtype], shape) for dtype, shape in workspaces]
     return [*tensors, *scalars, *spaces, make_fake_stream(use_tvm_ffi_env_stream=True)]
 
 
@@ -155,7 +146,7 @@ def _function(module: ModuleType, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _workspaces(module: ModuleType, point: tuple[Any, ...]) -> list[tuple[str, list[int]]]:
+def _workspaces(module: ModuleType, point: tuple[Any, ...], dtypes: dict[str, str]) -> list[tuple[str, list[int]]]:
     """What workspaces() declares, checked: a list of (dtype, shape)."""
     declared = _function(module, "workspaces")(*point) if hasattr(module, "workspaces") else []
     if not isinstance(declared, list | tuple):
@@ -165,8 +156,8 @@ def _workspaces(module: ModuleType, point: tuple[Any, ...]) -> list[tuple[str, l
         if not (isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], list | tuple)):
             raise ContractError(f"workspaces(): {entry!r} is not (dtype, shape)")
         dtype, shape = entry
-        if dtype not in DTYPES:
-            raise ContractError(f"workspaces(): unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+        if dtype not in dtypes:
+            raise ContractError(f"workspaces(): unknown dtype {dtype!r}; known: {', '.join(dtypes)}")
         if not shape or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
             raise ContractError(f"workspaces(): shape {shape!r} is not a tuple of positive integers")
         out.append((dtype, list(shape)))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 SOURCE, OBJECT, PTX, CUBIN, RESULT = "candidate.py", "kernel.o", "kernel.ptx", "kernel.cubin", "result.json"
@@ -28,6 +28,7 @@ class Signature:
     scalars: tuple[tuple[str, float], ...]
     names: tuple[str, ...]
     first_out: int
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # what workspaces may be: contract dtype -> of cutlass
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -38,6 +39,7 @@ class Signature:
             "scalars": [list(s) for s in self.scalars],
             "names": list(self.names),
             "first_out": self.first_out,
+            "dtypes": dict(self.dtypes),
         }
 
 
