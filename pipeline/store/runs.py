@@ -122,6 +122,10 @@ class Run:
             raise IntegrityError(f"{self.path / KEY} is damaged: {len(data)} bytes instead of {KEY_BYTES}")
         return data
 
+    def mark(self, outcome: str) -> None:
+        """Note how far the run is, without ending it. Call with the lock held."""
+        self.durable.write(self.path / RUN, json_bytes(replace(self.info, finished="", outcome=outcome)))
+
     def finish(self, outcome: str) -> None:
         """Mark the run as come to its end. Call with the lock held."""
         self.durable.write(self.path / RUN, json_bytes(replace(self.info, finished=utc_now(), outcome=outcome)))

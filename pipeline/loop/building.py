@@ -1,0 +1,160 @@
+"""The compile stage in two tiers: every candidate at a few points, the best by cost at every point.
+
+A candidate folder holds `quick.json` after the first tier; `compile.json` is what the gate said in the end, written
+last, after `builds.json`. Not covered: which candidate is faster; see `cost` and `ranking`.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from kgen.gates.compile import GATE, CompileReport
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.loop import cost, matrix
+from kgen.loop.work import OUT_OF_TIME, Work
+from kgen.records import BuildRecord, Candidate, GateResult, Status, to_json
+from kgen.store.candidates import CandidateFolder
+from kgen.store.documents import json_bytes, read_record
+
+QUICK = "quick.json"
+POLL_SECONDS = 0.2
+AHEAD = 2  # candidates in the gate beyond one a core: no core waits for the next screen
+
+
+def quick_result(folder: CandidateFolder) -> GateResult | None:
+    """What the quick tier said, None when it has not been through. Raises IntegrityError."""
+    path = folder.file(QUICK)
+    return read_record(GateResult, path) if path.exists() else None
+
+
+def skipped(reason: str, message: str) -> GateResult:
+    return GateResult(GATE, Status.SKIP, f"{GATE}.{reason}", message, {}, 0.0, GATE_CONTRACT)
+
+
+def quick_tier(work: Work, folders: Sequence[CandidateFolder]) -> list[CandidateFolder]:
+    """All candidates through the quick tier, as many at a time as there are cores. Returns those that passed."""
+    todo = [f for f in folders if quick_result(f) is None and not work.finished(f.result(GATE))]
+    problems = matrix.quick(work.op, work.settings)
+    if todo:
+        points = ", ".join(f"{p.dims} t{p.tokens}" for p in problems)
+        work.stage(f"compile, quick tier ({problems[0].arch}: {points})", len(todo))
+        with _pool(work, (os.cpu_count() or 1) + AHEAD) as pool:
+            futures = [pool.submit(_quick, work, folder) for folder in todo]
+            _collect(futures, lambda: None)
+    return [f for f in folders if (result := quick_result(f)) is not None and result.passed]
+
+
+def _quick(work: Work, folder: CandidateFolder) -> None:
+    """One candidate. A failure goes to compile.json at once: it is what the gate says."""
+    if work.stopping.is_set():
+        return
+    if work.seconds_left <= 0:
+        folder.write_result(skipped(OUT_OF_TIME, "the run's minutes were used up before its turn"))
+        return
+    report = work.gate.run(folder.candidate(), matrix.quick(work.op, work.settings))
+    if work.stopping.is_set():  # the builder may have been closed under it
+        return
+    result = replace(report.result, evidence={**report.result.evidence, "tier": "quick"})
+    if result.passed:
+        records = [a.record for a in report.artefacts]
+        launches = [to_json(cost.launch_cost(work.op, r, launch).__dict__) for r in records for launch in r.launches]
+        static = {"us": cost.static_cost(work.op, records), "launches": launches}
+        folder.write(QUICK, json_bytes(replace(result, evidence={**result.evidence, "cost": static})))
+    else:
+        folder.write_result(result)
+    work.step(result.code, folder.short_id, result)
+
+
+def full_tier(work: Work, order: Sequence[CandidateFolder]) -> list[CandidateFolder]:
+    """The best through the whole matrix, until `finalists` have passed; returns those. `order` is best first.
+
+    A finalist that fails makes room for the next one. The others are skipped, and say so.
+    """
+    passed: list[CandidateFolder] = []
+    for folder in order:
+        result = folder.result(GATE)
+        if not work.finished(result) and len(passed) < work.settings.finalists:
+            result = _full(work, folder)
+        elif result is None:
+            place = f"number {order.index(folder) + 1} of {len(order)} by cost"
+            folder.write_result(skipped("not_chosen", f"passed the quick tier; {place}, not built further"))
+        if result is not None and result.passed:
+            passed.append(folder)
+    return passed
+
+
+def _full(work: Work, folder: CandidateFolder) -> GateResult:
+    """One finalist: the matrix, then its mutants for the model gate. Writes builds.json, then compile.json."""
+    if work.seconds_left <= 0:
+        result = skipped(OUT_OF_TIME, "the run's minutes were used up before its full matrix")
+        folder.write_result(result)
+        return result
+    candidate = folder.candidate()
+    problems, mutants = matrix.full(work.op, work.settings), matrix.mutants(work.op, work.settings)
+    total = len(problems) + len(mutants) * len(matrix.MUTANT_DEFECTS)
+    work.stage(f"compile, full matrix of {folder.short_id}", total)
+    report = _watched(work, lambda: work.gate.run(candidate, problems))
+    records, result = [a.record for a in report.artefacts], report.result
+    if result.passed:
+        mutated, said = _mutants(work, candidate)
+        folder.write_builds((*records, *mutated))
+        result = replace(result, evidence={**result.evidence, "tier": "full", "mutants": said})
+    folder.write_result(result)
+    work.say(f"{folder.short_id}: {result.status}  {result.code}  {result.message.splitlines()[0][:160]}")
+    return result
+
+
+def _mutants(work: Work, candidate: Candidate) -> tuple[list[BuildRecord], dict[str, str]]:
+    """Builds with a planted defect, and per defect what came of it. A defect that cannot be planted is no failure here:
+    the model gate says what that means for its proof."""
+    records: list[BuildRecord] = []
+    said: dict[str, str] = {}
+    problems = matrix.mutants(work.op, work.settings)
+    for defect in matrix.MUTANT_DEFECTS:
+        report = _watched(work, lambda d=defect: work.gate.run(candidate, problems, d))
+        records += [a.record for a in report.artefacts]
+        said[defect] = f"{len(report.artefacts)} built" if report.result.passed else report.result.message[:400]
+    return records, said
+
+
+def _watched(work: Work, call: Callable[[], CompileReport]) -> CompileReport:
+    """Run the gate beside this thread, telling the watcher of every problem that is done."""
+    before = work.gate.cached + work.gate.built
+
+    def tick() -> None:
+        nonlocal before
+        now = work.gate.cached + work.gate.built
+        for _ in range(now - before):
+            work.step("")
+        before = now
+
+    with _pool(work, 1) as pool:
+        future = pool.submit(call)
+        _collect([future], tick)
+        return future.result()
+
+
+def _collect(futures: Sequence["Future[Any]"], tick: Callable[[], None]) -> None:
+    """Wait for all, raising the first exception; short waits let Ctrl-C through."""
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        tick()
+        for future in done:
+            future.result()
+
+
+@contextmanager
+def _pool(work: Work, workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that end at once when this one is interrupted."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="kgen-loop")
+    try:
+        yield pool
+    except BaseException:  # interrupted, or a worker raised: nothing may go on writing
+        work.close(at_once=True)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

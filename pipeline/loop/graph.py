@@ -1,0 +1,89 @@
+"""propose -> compile -> unit-numeric -> full-model-eval -> perf-sweep -> judge, and round again with what was learnt.
+
+The only place that knows LangGraph. The checkpoint (graph.sqlite) is a convenience derived from the run folder.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+os.environ["LANGSMITH_TRACING"] = "false"  # nothing about a run leaves this machine
+os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")  # a checkpoint holds plain values only
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from kgen.loop.rounds import read_rounds
+from kgen.loop.steps import State, Steps, started_over
+from kgen.loop.work import Work
+from kgen.records import GATES
+
+CHECKPOINT = "graph.sqlite"
+NODES_A_ROUND = 6
+
+Graph = CompiledStateGraph[State, None, State, State]
+
+
+def build(steps: Steps, saver: SqliteSaver) -> Graph:
+    """The loop. A candidate that a gate stops is not alive; a round without a living one is judged at once."""
+    graph = StateGraph(State)
+    graph.add_node("propose", steps.propose)
+    graph.add_node("compile", steps.compile)
+    for gate in GATES[1:]:
+        graph.add_node(gate, partial(steps.gate, gate))
+    graph.add_node("judge", steps.judge)
+
+    graph.add_edge(START, "propose")
+    graph.add_conditional_edges("propose", lambda s: bool(s["candidates"]), {True: "compile", False: END})
+    for gate, following in pairwise((*GATES, "judge")):
+        graph.add_conditional_edges(gate, lambda s: bool(s["alive"]), {True: following, False: "judge"})
+    graph.add_conditional_edges("judge", lambda s: not s["over"], {True: "propose", False: END})
+    return graph.compile(checkpointer=saver)
+
+
+def drive(work: Work) -> str:
+    """Run the loop to its end, from wherever it was; returns why it ended."""
+    with _saver(work.run.path / CHECKPOINT) as saver:
+        graph = build(Steps(work), saver)
+        rounds = max(work.settings.rounds, len(read_rounds(work.run))) + 1
+        config: RunnableConfig = {
+            "configurable": {"thread_id": work.run.id},
+            "recursion_limit": NODES_A_ROUND * rounds + NODES_A_ROUND,
+        }
+        start = None if _fits(work, graph, config) else started_over(work)
+        if start is not None:
+            saver.delete_thread(work.run.id)
+        final = graph.invoke(start, config, durability="sync")
+    return str(final["over"])
+
+
+def _fits(work: Work, graph: Graph, config: RunnableConfig) -> bool:
+    """Whether the checkpoint is in the middle of the very round that the run folder has open."""
+    snapshot = graph.get_state(config)
+    values = snapshot.values
+    opened = next((r for r in read_rounds(work.run) if not r.judged), None)
+    if not snapshot.next or opened is None or snapshot.next == ("propose",):
+        return False
+    return values.get("round") == opened.number and values.get("candidates") == list(opened.candidates)
+
+
+@contextmanager
+def _saver(path: Path) -> Iterator[SqliteSaver]:
+    """The checkpointer; a damaged file is put aside, since nothing is lost with it."""
+    try:
+        with closing(sqlite3.connect(path)) as probe:
+            sound = probe.execute("pragma integrity_check").fetchone() == ("ok",)
+    except sqlite3.DatabaseError:
+        sound = False
+    if not sound:
+        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+            with suppress(FileNotFoundError):
+                path.with_name(name).unlink()
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        yield saver

@@ -1,0 +1,140 @@
+"""The three GPU gates inside a run: the same pieces of work, functions and evidence as in a kit, on the GPU here.
+
+Without a fitting GPU every gate is a skip whose message holds the next command. Finished pieces are kept in
+`parts.json` and are not run again. Not covered: which candidates get here; see `graph`.
+"""
+
+import json
+import lzma
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.ingest import ingest
+from kgen.gates.kit_host import part_of
+from kgen.gates.kit_results import EvidenceSet, distinct, merge_results, pack_raw, status_of, unit_of
+from kgen.gates.kit_units import GATE_NAMES, RUN, CarriedCandidate, Done, Unit, units
+from kgen.gates.numeric import skip_without
+from kgen.gates.runner.job import stock_spec
+from kgen.loop.intake import ledger, take_in
+from kgen.loop.work import OUT_OF_TIME, Work
+from kgen.records import Evidence, GateResult, Status
+from kgen.store.candidates import CandidateFolder
+from kgen.store.documents import json_bytes, read_record
+from kgen.store.runs import utc_now
+from kgen.store.signing import sign
+
+PARTS, RAW_PARTS = "parts.json", "raw-parts.json.xz"
+PREFIX: Mapping[str, str] = {"numeric": "numeric", "model": "fullmodel", "perf": "perf"}  # of the gates' codes
+SHORT: Mapping[str, str] = {gate: short for short, gate in GATE_NAMES.items()}
+UNIT_SECONDS = 480.0
+
+Runner = Callable[[Any, Unit, Path, float], Done]
+
+
+def next_command(work: Work) -> str:
+    return f"kgen kit {work.run.id} -o kit.pyz, run it on a GPU host, then kgen ingest evidence.json"
+
+
+def prove(work: Work, folder: CandidateFolder, gate: str, runners: Mapping[str, Runner] = RUN) -> GateResult:
+    """One GPU gate of one candidate; its result is stored. What is finished already is only read."""
+    known = folder.result(gate)
+    if known is not None and work.finished(known):
+        return known
+    result = _result(work, folder, SHORT[gate], runners)
+    if work.stopping.is_set():
+        return result
+    folder.write_result(result)
+    return result
+
+
+def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[str, Runner]) -> GateResult:
+    builds = folder.builds()
+    sound = [b for b in builds if not b.defect]
+    specs = [stock_spec(b.problem) for b in sound]
+    skip = skip_without("cuda", work.op, specs, GATE_NAMES[short], PREFIX[short], next_command(work))
+    if skip is not None:
+        return skip
+    carried = CarriedCandidate(
+        folder.candidate().id,
+        tuple(b for b in sound if b.problem.arch == work.arch),
+        tuple(b for b in builds if b.defect and b.problem.arch == work.arch),
+    )
+    todo = units(work.op, carried, work.cache / "objects", [short], [])
+    work.stage(f"{GATE_NAMES[short]} of {folder.short_id}", len(todo))
+    results: list[GateResult] = []
+    for unit in todo:
+        results += _unit(work, folder, unit, runners).results
+        if results[-1].status is Status.FAIL and results[-1].code != "perf.no_win":
+            break
+    if not results:
+        message = "this matrix has no dims that a promotion claims"
+        return GateResult(GATE_NAMES[short], Status.SKIP, f"{PREFIX[short]}.no_points", message)
+    return merge_results(results)
+
+
+def _unit(work: Work, folder: CandidateFolder, unit: Unit, runners: Mapping[str, Runner]) -> Evidence:
+    """The unit's evidence: the part that is there, if it is about exactly these objects, else run now."""
+    found = parts(work, folder)
+    objects = {a.record.problem.key: a.record.object_sha256 for a in unit.artefacts}
+    for part in found.parts:
+        evidence = part.evidence
+        if unit_of(evidence) == unit.name and evidence.objects == objects and status_of(evidence) in _VERDICTS:
+            work.step(f"{unit.name}: done before", folder.short_id)
+            return evidence
+    started = utc_now()
+    done = _run(work, unit, runners)
+    evidence = part_of(work.op, work.run.id, work.arch, "", unit, done, started)
+    if done.raw:
+        raw = _raw_parts(folder) | {f"{unit.candidate} {unit.name}": done.raw}
+        folder.write(RAW_PARTS, pack_raw(raw))
+    folder.write(PARTS, json_bytes(found.with_part(sign(evidence, work.run.key()))))
+    work.step(f"{unit.name}: {done.result.status} {done.result.code}", folder.short_id, done.result)
+    return evidence
+
+
+_VERDICTS = (Status.PASS, Status.FAIL)
+
+
+def _run(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> Done:
+    name = GATE_NAMES[unit.gate]
+    if work.seconds_left <= 0:
+        text = "the run's minutes were used up before its turn"
+        return Done(GateResult(name, Status.SKIP, f"{PREFIX[unit.gate]}.{OUT_OF_TIME}", text, contract=GATE_CONTRACT))
+    try:
+        return runners[unit.gate](work.op, unit, work.cache / "linked", min(UNIT_SECONDS, work.seconds_left))
+    # The boundary of a piece: what goes wrong with the machine is its result, and the other pieces go on.
+    except Exception as error:  # noqa: BLE001
+        work.say(f"{unit.name}: {''.join(traceback.format_exception_only(error)).strip()[:400]}")
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+        return Done(GateResult(name, Status.ERROR, f"{PREFIX[unit.gate]}.error", text, contract=GATE_CONTRACT))
+
+
+def parts(work: Work, folder: CandidateFolder) -> EvidenceSet:
+    path = folder.file(PARTS)
+    return read_record(EvidenceSet, path) if path.exists() else EvidenceSet(work.run.id, "")
+
+
+def _raw_parts(folder: CandidateFolder) -> dict[str, Any]:
+    """Raw samples kept so far. A damaged file loses samples of parts that are then refused, and run again by hand."""
+    path = folder.file(RAW_PARTS)
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(lzma.decompress(path.read_bytes())))
+    except (lzma.LZMAError, ValueError):
+        return {}
+
+
+def settle(work: Work, folder: CandidateFolder) -> None:
+    """When all three gates of a candidate were judged here, its parts become its evidence, as those of a kit would."""
+    found = parts(work, folder)
+    statuses = {r.status for p in distinct(p.evidence for p in found.parts) for r in p.results}
+    if not found.parts or not statuses <= set(_VERDICTS):
+        return
+    raw = folder.file(RAW_PARTS)
+    raws = {RAW_PARTS: raw.read_bytes()} if raw.exists() else {}
+    for ingested in ingest({PARTS: folder.file(PARTS).read_bytes()}, raws, ledger(work.run, work.op)):
+        take_in(work.run, ingested)

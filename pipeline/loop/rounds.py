@@ -1,0 +1,57 @@
+"""What a round did, as a file: <run>/rounds/0001.json. With the candidate folders it is all that a resume needs."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kgen.store.documents import json_bytes, read_record
+from kgen.store.runs import Run
+
+FOLDER = "rounds"
+NAME = re.compile(r"(\d{4,})\.json")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate that passed the quick tier, with what it was ordered by (µs, lower is better)."""
+
+    SCHEMA: ClassVar[str] = "kgen.ranked/1"
+    candidate: str  # folder name
+    us: float
+    measured: bool = False  # on a GPU here; else the static cost
+
+
+@dataclass(frozen=True)
+class Round:
+    """`candidates` are folder names in the order proposed; `order` is best first, empty until the quick tier is done.
+
+    `seconds` is set, and `judged` true, when every candidate has its verdict.
+    """
+
+    SCHEMA: ClassVar[str] = "kgen.round/1"
+    number: int
+    candidates: tuple[str, ...]
+    note: str = ""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    order: tuple[Ranked, ...] = ()
+    ranked: bool = False
+    seconds: float = 0.0
+    judged: bool = False
+
+    @property
+    def cost_usd(self) -> float:
+        return float(self.usage.get("cost_usd") or 0.0)
+
+
+def write_round(run: Run, entry: Round) -> Round:
+    """Call with the run's lock held. Raises StoreError."""
+    run.durable.write(run.path / FOLDER / f"{entry.number:04d}.json", json_bytes(entry))
+    return entry
+
+
+def read_rounds(run: Run) -> tuple[Round, ...]:
+    """In order. Raises IntegrityError for a damaged file."""
+    folder = run.path / FOLDER
+    names = sorted(p for p in folder.iterdir() if NAME.fullmatch(p.name)) if folder.is_dir() else []
+    return tuple(sorted((read_record(Round, path) for path in names), key=lambda r: r.number))

@@ -1,0 +1,82 @@
+"""Starting a run, and taking up one that was left: both drive the same graph over the run folder.
+
+    begin(runs, op, settings, command) -> Run
+    work_on(run, op, settings, proposer, cache, observer) -> Ended
+
+Not covered: choosing the proposer, showing progress, promoting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kgen
+from kgen.contract.op import Op
+from kgen.loop.events import Observer, silent
+from kgen.loop.rounds import read_rounds
+from kgen.loop.settings import Settings
+from kgen.loop.steps import reopen, verdicts
+from kgen.loop.work import Work
+from kgen.proposers.base import Proposer
+from kgen.records import Status, Verdict, to_json
+from kgen.store.runs import Run, Runs
+
+PROMOTABLE, STAGED, REFUSED, ERROR, NOTHING, INTERRUPTED = (
+    "promotable",
+    "staged",
+    "refused",
+    "error",
+    "nothing",
+    "interrupted",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run came to its end: the best that a candidate reached, and why no round followed."""
+
+    outcome: str
+    why: str
+
+
+def begin(runs: Runs, op: Op, settings: Settings, command: str) -> Run:
+    """A new run folder with its settings. Raises StoreError."""
+    return runs.create(op.name, command, kgen.__version__, to_json(settings))
+
+
+def work_on(
+    run: Run, op: Op, settings: Settings, proposer: Proposer, cache: Path, observer: Observer = silent
+) -> Ended:
+    """Hold the run and take it to its end. Raises LockBusy, Waiting, ProposerFailure, StoreError, NoSandboxError, ...
+
+    Interrupted by an exception, the run says so and can be taken up again.
+    """
+    from kgen.loop.graph import drive  # LangGraph takes a second to import
+
+    with run.lock():
+        work = Work(run, op, settings, proposer, cache, observer)
+        reopen(work)
+        work.spent = sum(r.seconds for r in read_rounds(run))
+        finished = False
+        try:
+            why = drive(work)
+            finished = True
+        finally:
+            work.close(at_once=not finished)
+            if not finished:
+                run.mark(INTERRUPTED)
+        ended = Ended(outcome(verdicts(run.folders())), why)
+        run.finish(ended.outcome)
+    return ended
+
+
+def outcome(found: Sequence[Verdict]) -> str:
+    """The best of the verdicts; an error only where nothing got further."""
+    if any(v.promotable for v in found):
+        return PROMOTABLE
+    if any(v.staged for v in found):
+        return STAGED
+    failures = [v.failed for v in found]
+    if any(f is not None and f.status is Status.ERROR for f in failures):
+        return ERROR
+    return REFUSED if found else NOTHING

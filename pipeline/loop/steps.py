@@ -1,0 +1,196 @@
+"""The nodes of the graph. Each reads the run folder, does what is not done yet, and writes it there before it returns.
+
+State holds folder names and counters only: losing it loses nothing. Not covered: the order of the nodes (`graph`).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+from kgen.gates.compile import GATE as COMPILE
+from kgen.gates.ingest import Refusal
+from kgen.loop.building import full_tier, quick_result, quick_tier
+from kgen.loop.intake import judge
+from kgen.loop.proving import prove, settle
+from kgen.loop.ranking import ordered
+from kgen.loop.rounds import Round, read_rounds, write_round
+from kgen.loop.work import Work
+from kgen.promotion.gather import EVIDENCE
+from kgen.proposers.base import Budget, BudgetError, Proposal, ProposalRequest, ProposerExhausted, Usage
+from kgen.records import Candidate, PerfPoint, SignedEvidence, Status, Verdict, to_json
+from kgen.store.candidates import CandidateFolder
+from kgen.store.documents import read_record
+
+
+class State(TypedDict):
+    round: int  # number of the round in work
+    candidates: list[str]  # its folder names
+    alive: list[str]  # those that no gate has stopped
+    over: str  # why no further round follows; "" while one may
+
+
+class Waiting(Exception):
+    """A person or another agent has to answer first: the message says how. The run can be resumed."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """`work` is this process's share of the run."""
+
+    work: Work
+
+    def propose(self, state: State) -> State:
+        """Candidates of the next round: those recorded for it, else new ones from the proposer."""
+        work, number = self.work, state["round"] + 1
+        known = next((r for r in read_rounds(work.run) if r.number == number), None)
+        entry = known or self._asked(number)
+        names = list(entry.candidates)
+        return {"round": number, "candidates": names, "alive": names, "over": "" if names else entry.note}
+
+    def _asked(self, number: int) -> Round:
+        work = self.work
+        work.stage(f"round {number}: {work.proposer.name} proposes", 1)
+        try:
+            proposal = work.proposer.propose(self._request())
+        except (ProposerExhausted, BudgetError) as ended:
+            proposal = Proposal((), ended.usage or Usage(), note=str(ended))
+        if not proposal.candidates and proposal.pending:
+            raise Waiting(proposal.pending)
+        folders = [work.run.add(candidate) for candidate in proposal.candidates[: work.settings.candidates]]
+        names = tuple(dict.fromkeys(f.path.name for f in folders if f.interrupted))
+        note = proposal.note or ("" if names else "every proposed candidate has been judged before")
+        work.step(f"{len(names)} new candidates{f' ({note})' if note else ''}")
+        return write_round(work.run, Round(number, names, note, to_json(proposal.usage.__dict__)))
+
+    def _request(self) -> ProposalRequest:
+        work = self.work
+        settings = work.settings
+        points = work.op, settings.dims[0], settings.archs[0]
+        history = tuple((f.candidate(), v) for f in work.run.folders() if (v := f.verdict()) is not None)
+        left = settings.max_usd - self.spent_usd if settings.max_usd else None
+        return ProposalRequest(
+            op=work.op,
+            problems=tuple(points[0].problem(points[1], tokens, points[2]) for tokens in settings.bins),
+            archs=settings.archs,
+            run=work.run.path,
+            history=history,
+            points={c.id: timed for c, _ in history if (timed := self._points(c))},
+            count=min(settings.per_round, self.candidates_left),
+            seed=settings.seed,
+            deadline_s=max(1.0, work.seconds_left),
+            budget=Budget(cost_usd=left),
+        )
+
+    def _points(self, candidate: Candidate) -> tuple[PerfPoint, ...]:
+        path = self.work.run.folder(candidate.id[:12]).file(EVIDENCE)
+        return read_record(SignedEvidence, path).evidence.points if path.exists() else ()
+
+    @property
+    def spent_usd(self) -> float:
+        return sum(r.cost_usd for r in read_rounds(self.work.run))
+
+    @property
+    def candidates_left(self) -> int:
+        return self.work.settings.candidates - len(self.work.run.folders())
+
+    def compile(self, state: State) -> State:
+        """Quick tier for all, the full matrix for the best; the order is recorded, so that a resume keeps to it."""
+        work = self.work
+        started = time.monotonic()
+        passed = quick_tier(work, work.folders(state["candidates"]))
+        entry = self._round(state)
+        if not entry.ranked:
+            entry = write_round(work.run, replace(entry, order=ordered(work, passed), ranked=True))
+        survivors = full_tier(work, work.folders(r.candidate for r in entry.order))
+        if "gate" in work.__dict__:
+            said = f"{work.gate.built} builds made, {work.gate.cached} taken from the cache"
+            work.say(f"compile: {said}, in {time.monotonic() - started:.0f} s")
+        return {**state, "alive": [f.path.name for f in survivors]}
+
+    def _round(self, state: State) -> Round:
+        return next(r for r in read_rounds(self.work.run) if r.number == state["round"])
+
+    def gate(self, gate: str, state: State) -> State:
+        """One GPU gate for everything that is alive; a skip goes on, so that each gate says why it did not run."""
+        alive = []
+        for folder in self.work.folders(state["alive"]):
+            result = prove(self.work, folder, gate)
+            if result.status in (Status.PASS, Status.SKIP):
+                alive.append(folder.path.name)
+        return {**state, "alive": alive}
+
+    def judge(self, state: State) -> State:
+        """A verdict for every candidate of the round; then whether another round may follow."""
+        work = self.work
+        for folder in work.folders(state["candidates"]):
+            try:
+                settle(work, folder)
+            except Refusal as refusal:  # our own parts do not make evidence: ours to repair, and to be seen
+                work.say(f"{folder.short_id}: {refusal.code}: {refusal}")
+            judge(folder)
+        entry = self._round(state)
+        if not entry.judged:
+            seconds = time.monotonic() - work.started - self._counted
+            write_round(work.run, replace(entry, judged=True, seconds=round(entry.seconds + seconds, 1)))
+        return {**state, "over": self.over(state)}
+
+    @property
+    def _counted(self) -> float:
+        """Seconds of this process that earlier rounds have been charged with."""
+        return sum(r.seconds for r in read_rounds(self.work.run)) - self.work.spent
+
+    def over(self, state: State) -> str:
+        """Why the run is over after this round, "" when it is not."""
+        work = self.work
+        if any(r.number > state["round"] for r in read_rounds(work.run)):
+            return ""  # a resumed run goes through the rounds it had
+        reasons = (
+            (reached(work), "a candidate got as far as this machine can take it"),
+            (state["round"] >= work.settings.rounds, f"{work.settings.rounds} rounds done"),
+            (self.candidates_left <= 0, f"{work.settings.candidates} candidates judged"),
+            (work.seconds_left <= 0, f"{work.settings.minutes:g} minutes used up"),
+            (0 < work.settings.max_usd <= self.spent_usd, f"{self.spent_usd:.2f} USD spent"),
+        )
+        return next((text for holds, text in reasons if holds), "")
+
+
+def verdicts(folders: Sequence[CandidateFolder]) -> list[Verdict]:
+    return [v for f in folders if (v := f.verdict()) is not None]
+
+
+def reached(work: Work) -> bool:
+    """A candidate is promotable; or it is staged, and there is no GPU here that could say more."""
+    found = verdicts(work.run.folders())
+    here = work.arch in work.settings.archs
+    return any(v.promotable or (v.staged and not here) for v in found)
+
+
+def started_over(work: Work) -> State:
+    """The state from the run folder alone: before the first round that is not judged."""
+    rounds = read_rounds(work.run)
+    open_round = next((r.number for r in rounds if not r.judged), None)
+    number = open_round - 1 if open_round is not None else (rounds[-1].number if rounds else 0)
+    return {"round": number, "candidates": [], "alive": [], "over": ""}
+
+
+def reopen(work: Work) -> int:
+    """Rounds with results that are to be tried again are open again; returns how many."""
+    count = 0
+    for entry in read_rounds(work.run):
+        if entry.judged and any(_again(work, f) for f in work.folders(entry.candidates)):
+            ranked = all(quick_result(f) or f.result(COMPILE) for f in work.folders(entry.candidates))
+            kept = entry.ranked and ranked and not any(_quick_again(work, f) for f in work.folders(entry.candidates))
+            write_round(work.run, replace(entry, judged=False, ranked=kept))
+            count += 1
+    return count
+
+
+def _again(work: Work, folder: CandidateFolder) -> bool:
+    verdict = folder.verdict()
+    return verdict is None or any(not work.finished(r) for r in verdict.results)
+
+
+def _quick_again(work: Work, folder: CandidateFolder) -> bool:
+    """Whether the candidate failed to come through the quick tier for a reason that was not its own."""
+    return quick_result(folder) is None and not work.finished(folder.result(COMPILE))

@@ -1,0 +1,85 @@
+"""What the stages of a run share: the run folder, the op, the proposer, the compile gate, the clock, the watcher."""
+
+import functools
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kgen.contract.op import Op
+from kgen.gates.builder.pool import Builder
+from kgen.gates.compile import CompileGate
+from kgen.gates.environment import device_arch
+from kgen.gates.sandbox import choose
+from kgen.loop.events import Event, Observer, silent
+from kgen.loop.settings import Settings
+from kgen.proposers.base import Proposer
+from kgen.records import GateResult, Status
+from kgen.store.candidates import CandidateFolder
+from kgen.store.runs import Run
+
+OUT_OF_TIME = "out_of_time"  # the last word of a skip's code when the run's minutes were used up
+NO_GPU, OTHER_GPU = "no_gpu", "other_gpu"
+
+
+@dataclass
+class Work:
+    """One process's work on one run; the run's lock is held. `spent` are seconds of rounds finished earlier."""
+
+    run: Run
+    op: Op
+    settings: Settings
+    proposer: Proposer
+    cache: Path
+    observer: Observer = silent
+    spent: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    @functools.cached_property
+    def arch(self) -> str:
+        """The GPU here, "" without one."""
+        return device_arch()
+
+    @functools.cached_property
+    def gate(self) -> CompileGate:
+        """Made on first use: a run that only waits for GPU gates needs no compiler. Raises NoSandboxError, ..."""
+        return CompileGate(self.op, self.cache, Builder(choose(unsafe_no_sandbox=self.settings.unsafe)))
+
+    def close(self, at_once: bool = False) -> None:
+        """End the builder; `at_once`: without waiting for builds, whose results are then dropped."""
+        self.stopping.set()
+        if "gate" not in self.__dict__:
+            return
+        first, second = (self.gate.builder, self.gate) if at_once else (self.gate, self.gate.builder)
+        first.close()
+        second.close()
+
+    @property
+    def seconds_left(self) -> float:
+        return self.settings.minutes * 60.0 - self.spent - (time.monotonic() - self.started)
+
+    def folder(self, name: str) -> CandidateFolder:
+        return CandidateFolder(self.run.path / name, self.op.name, self.run.durable)
+
+    def folders(self, names: Iterable[str]) -> list[CandidateFolder]:
+        return [self.folder(name) for name in names]
+
+    def say(self, text: str) -> None:
+        self.observer(Event("say", text))
+
+    def stage(self, text: str, total: int) -> None:
+        self.observer(Event("stage", text, total))
+
+    def step(self, text: str, candidate: str = "", result: GateResult | None = None) -> None:
+        self.observer(Event("step", text, candidate=candidate, result=result))
+
+    def finished(self, result: GateResult | None) -> bool:
+        """Whether a stored result stands: errors are tried again, and so are skips whose reason has gone."""
+        if result is None or result.status is Status.ERROR:
+            return False
+        reason = result.code.rpartition(".")[2]
+        if result.status is Status.SKIP and reason in (NO_GPU, OTHER_GPU):
+            return self.arch not in self.settings.archs
+        return reason != OUT_OF_TIME
