@@ -1,5 +1,6 @@
 """The processes of the full-model gate and what they leave: started side by side, read back, set against float64."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -53,7 +54,7 @@ def start(
     cache: Path,
     deadline: float,
 ) -> "Future[Left]":
-    """Queue one process."""
+    """Queue one process. `deadline` is a time.monotonic() value."""
     job = {
         "plan": to_json(plan),
         "loads": [to_json(s) for s in specs],
@@ -71,7 +72,8 @@ def _bytes(plan: Plan) -> int:
 
 
 def _run(running: Running, job: Mapping[str, Any], deadline: float, need: int) -> Left:
-    with running("model", job, deadline=deadline, stall=min(STALL, deadline), need_bytes=need) as outcome:
+    left = max(1.0, deadline - time.monotonic())
+    with running("model", job, deadline=left, stall=STALL, need_bytes=need) as outcome:
         if outcome.status != "done":
             return Left(outcome.status, outcome.message)
         first, *rest = outcome.records

@@ -112,7 +112,10 @@ def mcnemar(losses: int, wins: int) -> float:
     n = losses + wins
     if n == 0:
         return 1.0
-    tail: int = sum(math.comb(n, k) for k in range(losses, n + 1))
+    term = tail = math.comb(n, losses)
+    for k in range(losses, n):
+        term = term * (n - k) // (k + 1)  # the next binomial coefficient, exactly
+        tail += term
     return tail / (1 << n)
 
 

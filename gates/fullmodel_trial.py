@@ -1,6 +1,5 @@
 """One trial of the full-model gate: which processes run, and how their results become a finding."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -70,9 +69,8 @@ class Trial:
         futures: dict[str, Future[Left]] = {}
         for part in parts:
             specs = [self.to_spec(b) for b in part.builds]
-            left = max(1.0, deadline - time.monotonic())
             enabled = part.engine != "off"
-            futures[part.name] = start(pool, running, part.plan, specs, enabled=enabled, cache=cache, deadline=left)
+            futures[part.name] = start(pool, running, part.plan, specs, enabled=enabled, cache=cache, deadline=deadline)
         answers = {p.plan.dims: Answers(p.plan) for p in parts if p.engine == "stock"}
         for known in answers.values():
             known.compute()
@@ -101,7 +99,7 @@ class Trial:
         return plan(self.op, dims, arch, self.device, bins, self.seeds, brief)
 
     def _judge(self, parts: Sequence[Part], left: dict[str, Left], answers: dict[str, Answers]) -> Finding:
-        for check in (self._crashes, self._weights):
+        for check in (self._crashes, self._weights, self._blind):
             if finding := check(parts, left, answers):
                 return finding
         breaches = self._launches(parts, left)
@@ -132,6 +130,15 @@ class Trial:
             if left[part.name].weights != answers[part.plan.dims].weights:
                 text = f"{part.name} drew other weights than the judge from the same seed"
                 return self._finding(Status.ERROR, "fullmodel.crash", text)
+        return None
+
+    def _blind(self, parts: Sequence[Part], left: dict[str, Left], _: Any) -> Finding | None:
+        """A profiler that shows no kernel at all, not even stock's, attests nothing."""
+        for part in parts:
+            rounds = [r["profiled"] for r in left[part.name].records if r["mode"] == "graph"]
+            if any(not any(counts for counts in shown) for shown in rounds):
+                text = f"{part.name}: torch.profiler saw no kernel at all in graph replays; is CUPTI usable here?"
+                return self._finding(Status.ERROR, "fullmodel.attestation", text)
         return None
 
     def _launches(self, parts: Sequence[Part], left: dict[str, Left]) -> list[Breach]:

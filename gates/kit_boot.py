@@ -83,7 +83,7 @@ def sound(root: Path, files: List[Table]) -> bool:
 def unpack(archive: Path, info: Table, digest: str, flavour: str, base: Path) -> Path:
     """The folder that holds the kit's files; unpacked there before, or now."""
     files = wanted_files(info, flavour)
-    root = base / f"kgen-kit-{os.geteuid()}-{digest[:16]}-{flavour}"
+    root = base / f"kgen-kit-{os.geteuid()}-{digest[:16]}-{flavour}-py{HERE}"
     if sound(root, files):
         return root
     fresh = Path(tempfile.mkdtemp(prefix="kgen-kit-", dir=str(base)))
@@ -97,6 +97,11 @@ def unpack(archive: Path, info: Table, digest: str, flavour: str, base: Path) ->
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
     (fresh / MARK).touch()
+    try:
+        if not root.is_symlink() and root.lstat().st_uid == os.geteuid():
+            shutil.rmtree(str(root), ignore_errors=True)  # our own, but not whole any more
+    except OSError:
+        pass  # there is none: the usual case
     try:
         fresh.rename(root)
         return root

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from kgen.gates.kit_units import GATE_NAMES, RUN, Carried, CarriedCandidate, Don
 from kgen.gates.runner.job import spec
 from kgen.gates.runner.rank import rank
 from kgen.ops import REGISTRY
-from kgen.records import Evidence, RecordError, Status, canonical_json, from_json, sha256_bytes, to_json
+from kgen.records import Evidence, GateResult, RecordError, Status, canonical_json, from_json, sha256_bytes, to_json
 from kgen.store.signing import check, sign
 
 USAGE = """\
@@ -98,8 +99,8 @@ class Host:
             if finished is None:
                 started = _now()
                 say(f"{where} ...")
-                done = self.run[unit.gate](self.op, unit, self.root / "cache" / "linked", self.args.deadline)
-                evidence = self._evidence(unit, done, started)
+                done = self._run(unit)
+                evidence = part_of(self.op, self.run_id, self.arch, self.kit, unit, done, started)
                 found = found.with_part(sign(evidence, self.key))
                 if done.raw:
                     raw[f"{unit.candidate} {unit.name}"] = done.raw
@@ -110,29 +111,14 @@ class Host:
                 say(f"{where}: {result.status}  {result.code}  {result.message[:160]}  ({result.seconds:.0f} s)")
         return self._conclude(found, todo)
 
-    def _evidence(self, unit: Unit, done: Done, started: str) -> Evidence:
-        seeds = done.result.evidence.get("seeds", {})
-        return Evidence(
-            op=self.op.name,
-            candidate=unit.candidate,
-            op_contract=self.op.contract_sha256(),
-            gate_contract=GATE_CONTRACT,
-            arch=self.arch,
-            run=self.run_id,
-            objects={a.record.problem.key: a.record.object_sha256 for a in unit.artefacts},
-            environment=environment(),
-            results=(done.result,),
-            points=done.points,
-            seeds={k: v for k, v in seeds.items() if isinstance(v, int)},
-            started=started,
-            finished=_now(),
-            raw_sha256=results.raw_digest(done.raw or {}),
-            facts={
-                results.UNIT: unit.name,
-                "kit": self.kit,
-                "mutants": {f"{m.record.problem.key} {m.record.defect}": m.record.object_sha256 for m in unit.mutants},
-            },
-        )
+    def _run(self, unit: Unit) -> Done:
+        try:
+            return self.run[unit.gate](self.op, unit, self.root / "cache" / "linked", self.args.deadline)
+        # The boundary of a piece: what goes wrong with the machine is its result, and the other pieces go on.
+        except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+            return Done(GateResult(GATE_NAMES[unit.gate], Status.ERROR, "kit.error", text, contract=GATE_CONTRACT))
 
     def _resumed(self) -> EvidenceSet:
         if not self.out.exists():
@@ -217,6 +203,32 @@ class Host:
                 self.out, json.dumps({"run": self.run_id, "environment": to_json(environment()), "rows": body}).encode()
             )
         return PASSED if all(row.status == "ok" for row in rows) else FAILED
+
+
+def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, started: str) -> Evidence:
+    """One piece's evidence. `kit` is the hash of the kit's table of contents, "" where no kit is involved."""
+    seeds = done.result.evidence.get("seeds", {})
+    return Evidence(
+        op=op.name,
+        candidate=unit.candidate,
+        op_contract=op.contract_sha256(),
+        gate_contract=GATE_CONTRACT,
+        arch=arch,
+        run=run,
+        objects={a.record.problem.key: a.record.object_sha256 for a in unit.artefacts},
+        environment=environment(),
+        results=(done.result,),
+        points=done.points,
+        seeds={k: v for k, v in seeds.items() if isinstance(v, int)},
+        started=started,
+        finished=_now(),
+        raw_sha256=results.raw_digest(done.raw or {}),
+        facts={
+            results.UNIT: unit.name,
+            "kit": kit,
+            "mutants": {f"{m.record.problem.key} {m.record.defect}": m.record.object_sha256 for m in unit.mutants},
+        },
+    )
 
 
 def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:

@@ -17,8 +17,10 @@ from pathlib import Path, PurePosixPath
 from kgen.serve.runtime import LIBRARY, installed_flavours
 
 TVM_FFI, CUTLASS = "apache-tvm-ffi", "nvidia-cutlass-dsl"
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 GLIBC = (28, 27, 24, 17)  # manylinux_2_N tags in use; pip matches N exactly
 UNUSED = frozenset({"3rdparty", "src", "include", "cython", "share", "stub", "testing", "__pycache__"})  # of tvm_ffi
+LIBRARIES = frozenset({"libtvm_ffi.so", "libtvm_ffi_testing.so"})  # its core module needs both
 PIP_SECONDS = 600
 
 
@@ -39,7 +41,10 @@ class Piece:
 def tvm_ffi_pieces(pythons: Sequence[str], cache: Path) -> list[Piece]:
     """tvm-ffi's importable part for each Python version. Raises KitError."""
     version = _version(TVM_FFI)
-    pieces = [p for python in pythons for p in _from_wheel(_wheel(TVM_FFI, version, python, cache), python)]
+    pieces: list[Piece] = []
+    for python in pythons:
+        own = _installed(python) if python == HERE else []
+        pieces += own or _from_wheel(_wheel(TVM_FFI, version, python, cache), python)
     shared = {p.path: p.data for p in pieces}
     same = {p.path for p in pieces if all(q.data == shared[q.path] for q in pieces if q.path == p.path)}
     everywhere = {p.path: len({q.python for q in pieces if q.path == p.path}) == len(pythons) for p in pieces}
@@ -59,14 +64,23 @@ def runtime_pieces(flavours: Sequence[str], cache: Path) -> list[Piece]:
 
 
 def _runtime_from_wheel(flavour: str, cache: Path) -> bytes:
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    wheel = _wheel(f"{CUTLASS}-libs-{flavour}", _version(CUTLASS), python, cache)
+    wheel = _wheel(f"{CUTLASS}-libs-{flavour}", _version(CUTLASS), HERE, cache)
     with zipfile.ZipFile(wheel) as archive:
         wanted = f"/{flavour}/lib/{LIBRARY}"
         name = next((n for n in archive.namelist() if n.endswith(wanted)), None)
         if name is None:
             raise KitError(f"{wheel.name} holds no {LIBRARY}")
         return archive.read(name)
+
+
+def _installed(python: str) -> list[Piece]:
+    """The installed tvm-ffi's files, for this very Python; empty when its list of files is missing."""
+    files = metadata.distribution(TVM_FFI).files or []
+    return [
+        Piece(f"lib/{file.as_posix()}", Path(str(file.locate())).read_bytes(), python=python)
+        for file in files
+        if _wanted(PurePosixPath(file.as_posix()))
+    ]
 
 
 def _from_wheel(wheel: Path, python: str) -> Iterator[Piece]:
@@ -82,7 +96,7 @@ def _wanted(path: PurePosixPath) -> bool:
     if path.parts[0] != "tvm_ffi" or UNUSED & set(path.parts):
         return False
     module = path.name.startswith("core.") and path.suffix == ".so"
-    return module or path.suffix == ".py" or path.name == "libtvm_ffi.so"
+    return module or path.suffix == ".py" or path.name in LIBRARIES
 
 
 def _typing_extensions() -> Piece:

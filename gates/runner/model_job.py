@@ -92,8 +92,8 @@ def run(job: dict[str, Any], out: Out) -> dict[str, Any]:
     weights = draw(dims, plan.weight_seed, plan.device)
     out.record({"weights": checksum(weights)})
     specs = [from_json(LoadSpec, value) for value in job["loads"]]
-    with out.candidate("load", plan.device):
-        engine = Engine(specs, plan.device, Path(job["cache"]), bool(job["enabled"]))
+    out.at("load")
+    engine = Engine(specs, plan.device, Path(job["cache"]), bool(job["enabled"]))
     for batch in plan.batches:
         step = DecodeStep(dims, weights, batch.tokens, plan.arch, engine, REGISTRY)
         ids = token_ids(plan, batch, dims.vocab, plan.device)
@@ -152,9 +152,18 @@ def _profiles(session: Session) -> list[Counts]:
 
 def _profile(session: Session) -> Counts:
     """Kernels that the device ran in REPLAYS replays, by name, as the profiler saw them."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        session.replay(REPLAYS)
-    return dict(Counter(e.name for e in profiler.events() if e.device_type.name == "CUDA"))
+    seen: Counter[str] = Counter()
+
+    def collect(profiler: Any) -> None:
+        seen.update(e.name for e in profiler.events() if e.device_type.name == "CUDA" and not e.is_user_annotation)
+
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    cycle = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)  # a cold profiler misses kernels
+    with torch.profiler.profile(activities=kinds, schedule=cycle, on_trace_ready=collect) as profiler:
+        for replays in (1, REPLAYS):
+            session.replay(replays)
+            profiler.step()
+    return dict(seen)
 
 
 def _moved(before: Counts, engine: Engine) -> Counts:

@@ -56,9 +56,10 @@ class Session:
         if self._graph is not None and self._captured is not None:
             self._graph.replay()
             out = self._captured
-            return Output(out.logits[: self.count].clone(), out.hidden[: self.count].clone())
-        out = self.step(self._ids, self.state)
-        return Output(out.logits[: self.count], out.hidden[: self.count])
+        else:
+            out = self.step(self._ids, self.state)
+        # copies: a seat's output buffer, and a graph's memory, are written again by the next step
+        return Output(out.logits[: self.count].clone(), out.hidden[: self.count].clone())
 
     def replay(self, times: int) -> None:
         """Replay the captured graph on the tokens that were set last. Raises RuntimeError before a capture."""
@@ -87,7 +88,7 @@ class Session:
 
 
 def lowest_argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Index of the largest value along the last axis, the lowest of equals: int64. Rows with a NaN give the last one."""
+    """Index of the largest value along the last axis, the lowest of equals (int64); the last one for a NaN row."""
     best = logits == logits.amax(-1, keepdim=True)
     index = torch.arange(logits.shape[-1], device=logits.device)
     return torch.where(best, index, logits.shape[-1] - 1).amin(-1)

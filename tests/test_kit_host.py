@@ -1,0 +1,209 @@
+"""A kit at work: pieces of evidence, resuming, parts, failures; the gates themselves are put in by the test."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.kits import ARCH, CANDIDATE, KEY, OP, RUN, SERVED, Made, make, point
+
+from kgen.gates import kit_host
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.ingest import Ledger, ingest, ledger_of
+from kgen.gates.kit_host import Host, Unsound, main, parse
+from kgen.gates.kit_results import deep_merge
+from kgen.gates.kit_units import GATE_NAMES, CarriedCandidate, Done, Runner, Unit
+from kgen.records import GateResult, Status, to_json
+
+BINS = (1, 2, 3, 4, 5, 8)
+
+
+@pytest.fixture(autouse=True)
+def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that the evidence names: there is no GPU here to ask."""
+    from support.kits import MACHINE
+
+    monkeypatch.setattr(kit_host, "environment", lambda: MACHINE)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> list[Made]:
+    folder = tmp_path / "kit" / "objects"
+    folder.mkdir(parents=True)
+    return [make(folder, t, d) for d in (SERVED, "nano") for t in BINS]
+
+
+@pytest.fixture
+def info(made: list[Made]) -> dict[str, Any]:
+    return {
+        "run": RUN,
+        "key": KEY.hex(),
+        "op": OP.name,
+        "op_contract": OP.contract_sha256(),
+        "gate_contract": GATE_CONTRACT,
+        "candidates": [to_json(CarriedCandidate(CANDIDATE, tuple(m.record for m in made), ()))],
+    }
+
+
+@pytest.fixture
+def ledger(made: list[Made]) -> Ledger:
+    return ledger_of(OP, RUN, KEY, [m.record for m in made])
+
+
+class Gates:
+    """Deterministic gates that write down what they were asked; `verdicts` maps a unit's name to its status."""
+
+    def __init__(self, verdicts: Mapping[str, Status] | None = None, stop: str = "") -> None:
+        self.asked: list[str] = []
+        self.verdicts, self.stop = verdicts or {}, stop
+
+    def table(self) -> dict[str, Runner]:
+        return {gate: self.runner(gate) for gate in GATE_NAMES}
+
+    def runner(self, gate: str) -> Runner:
+        def run(op: object, unit: Unit, cache: Path, deadline: float) -> Done:
+            if unit.name == self.stop:
+                raise KeyboardInterrupt
+            self.asked.append(unit.name)
+            status = self.verdicts.get(unit.name, Status.PASS)
+            result = GateResult(GATE_NAMES[gate], status, f"{gate}.{status}", "so it is", {"n": 1}, 1.0, GATE_CONTRACT)
+            timed = gate == "perf" and status is Status.PASS
+            points = tuple(point(a.record) for a in unit.artefacts) if timed else ()
+            return Done(result, points, {"samples": [1.0, unit.name]} if timed else None)
+
+        return run
+
+
+@pytest.fixture
+def run(tmp_path: Path, info: dict[str, Any]) -> Callable[..., tuple[int, Path]]:
+    def go(gates: Gates, *args: str, name: str = "e") -> tuple[int, Path]:
+        out = tmp_path / f"{name}.json"
+        parsed = parse(["--out", str(out), "--raw", str(tmp_path / f"{name}.xz"), *args])
+        return Host(tmp_path / "kit", info, parsed, ARCH, gates.table()).gates(), out
+
+    return go
+
+
+UNITS = [
+    f"unit-numeric {ARCH} {SERVED} t1-t4",
+    f"unit-numeric {ARCH} {SERVED} t5-t8",
+    f"unit-numeric {ARCH} nano t1-t4",
+    f"unit-numeric {ARCH} nano t5-t8",
+    "full-model-eval",
+    f"perf-sweep {ARCH} {SERVED} t1-t4",
+    f"perf-sweep {ARCH} {SERVED} t5-t8",
+]
+
+
+def test_a_whole_run_is_ingested_as_promotable(run: Any, ledger: Ledger, capsys: Any) -> None:
+    gates = Gates()
+    code, out = run(gates)
+    assert code == 0 and gates.asked == UNITS
+    (got,) = ingest({"e": out.read_bytes()}, {"r": out.with_suffix(".xz").read_bytes()}, ledger)
+    assert got.passed and len(got.evidence.evidence.points) == len(BINS)
+    assert got.evidence.evidence.facts["parts"] == UNITS
+    said = capsys.readouterr().out
+    assert "perf-sweep       pass" in said and "next: kgen ingest" in said
+
+
+def test_a_killed_run_goes_on_where_it_stopped(run: Any, ledger: Ledger) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(Gates(stop=UNITS[5]))
+    gates = Gates()
+    code, out = run(gates)
+    assert code == 0 and gates.asked == UNITS[5:]
+    assert ingest({"e": out.read_bytes()}, {"r": out.with_suffix(".xz").read_bytes()}, ledger)[0].passed
+
+
+def test_parts_on_different_files_are_ingested_together(run: Any, ledger: Ledger) -> None:
+    files = [run(Gates(), "--part", f"{i}/3", name=f"part{i}")[1] for i in (1, 2, 3)]
+    documents = {str(f): f.read_bytes() for f in files}
+    raws = {str(f): f.with_suffix(".xz").read_bytes() for f in files if f.with_suffix(".xz").exists()}
+    (got,) = ingest(documents, raws, ledger)
+    assert got.passed and sorted(got.evidence.evidence.facts["parts"]) == sorted(UNITS)
+
+
+def test_a_failed_candidate_is_not_tried_further_nor_again(run: Any, ledger: Ledger) -> None:
+    gates = Gates({UNITS[1]: Status.FAIL})
+    code, out = run(gates)
+    assert code == 1 and gates.asked == UNITS[:2]
+    again = Gates()
+    assert run(again)[0] == 1 and again.asked == []
+    assert not ingest({"e": out.read_bytes()}, {}, ledger)[0].passed
+
+
+def test_an_error_is_retried_by_the_next_run(run: Any) -> None:
+    assert run(Gates({UNITS[0]: Status.ERROR}))[0] == 4
+    gates = Gates()
+    assert run(gates)[0] == 0 and gates.asked == UNITS[:1]
+
+
+def test_a_gate_that_breaks_is_an_error_of_its_piece_only(info: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    def broken(*_: object) -> Done:
+        raise RuntimeError("out of\nmemory")
+
+    gates = Gates()
+    args = parse(["--out", str(tmp_path / "x.json"), "--raw", str(tmp_path / "x.xz")])
+    assert Host(tmp_path / "kit", info, args, ARCH, {**gates.table(), "model": broken}).gates() == 4
+    assert gates.asked == [u for u in UNITS if u != "full-model-eval"]
+    assert "RuntimeError: out of memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "want"),
+    [
+        (["--points", "nano"], [UNITS[2], UNITS[3], "full-model-eval"]),
+        (["--points", "t8", "--gates", "perf"], [f"perf-sweep {ARCH} {SERVED} t8"]),
+        (
+            ["--gates", "model,numeric", "--points", f"moe_shared/nano/t1/{ARCH}"],
+            ["full-model-eval", f"unit-numeric {ARCH} nano t1"],
+        ),
+    ],
+)
+def test_gates_and_points_can_be_chosen(run: Any, args: list[str], want: list[str]) -> None:
+    gates = Gates()
+    assert run(gates, *args)[0] == 0
+    assert gates.asked == want
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--gates", "speed"], "no gate 'speed'"),
+        (["--points", "t99"], "no kernel for sm_90a fits --points 't99'"),
+        (["--part", "3/2"], "--part '3/2' is not I/N"),
+        (["--part", "x"], "--part 'x' is not I/N"),
+    ],
+)
+def test_bad_options_are_one_clear_line(run: Any, args: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        run(Gates(), *args)
+
+
+@pytest.mark.parametrize("damage", ["not json", "other", "edited"])
+def test_an_evidence_file_that_is_not_this_kits_is_left_alone(run: Any, tmp_path: Path, damage: str) -> None:
+    _, out = run(Gates(), "--gates", "numeric")
+    text = out.read_text()
+    bad = {"not json": "hello", "other": text.replace('"kit": "', '"kit": "0'), "edited": text.replace("H200", "H300")}
+    out.write_text(bad[damage])
+    with pytest.raises(Unsound):
+        run(Gates())
+    assert out.read_text() == bad[damage]
+
+
+def test_a_kit_with_other_contracts_than_its_code_is_unsound(info: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    assert main(["--plan"], str(tmp_path), {**info, "op_contract": "0" * 64}) == 5
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_on_a_machine_whose_gpu_fits_nothing_there_is_nothing_to_run(info: dict[str, Any], tmp_path: Path) -> None:
+    host = Host(tmp_path, info, parse([]), "sm_100a")
+    with pytest.raises(ValueError, match="no kernel for sm_100a"):
+        host.units()
+
+
+def test_merging_adds_numbers_joins_lists_and_keeps_words() -> None:
+    a = {"n": 1, "rows": [1, 2], "by": {"x": 1}, "word": "a", "flag": True}
+    b = {"n": 2, "rows": [2, 3], "by": {"y": 2}, "word": "b", "flag": True}
+    assert deep_merge(a, b) == {"n": 3, "rows": [1, 2, 3], "by": {"x": 1, "y": 2}, "word": "a", "flag": True}
