@@ -1,0 +1,157 @@
+"""The parameter spaces behind `search`, and how a point of one becomes a candidate's source.
+
+A family is a template (CuTe DSL source with a tuning table or a few constants), known good points first, and a seeded
+sampler of others. Sampled points are kept within what fits an SM; whether they are right and fast, the gates say.
+"""
+
+import functools
+import importlib.resources
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+Row = Mapping[str, Any]
+SMEM = 227 * 1024  # bytes of shared memory that a CTA may use on sm_90 and sm_103
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A point: a template and the values it is rendered with (JSON data, recorded in the candidate's origin)."""
+
+    template: str
+    values: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.template, self.values], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Family:
+    """`known` points come first in their order; `sample` draws another from a seeded generator."""
+
+    op: str
+    known: tuple[Variant, ...]
+    sample: Callable[[random.Random], Variant]
+
+
+@functools.cache
+def _template(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def render(variant: Variant) -> str:
+    """The candidate's source. A tuning table is written one row a line."""
+    values = dict(variant.values)
+    if "tuning" in values:
+        lines = (f"    ({tokens}, {megabytes}, {_dict(row)})," for tokens, megabytes, row in values["tuning"])
+        values["tuning"] = "\n".join(lines)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(_template(variant.template)).render(values)
+
+
+def _dict(row: Row) -> str:
+    return "dict(" + ", ".join(f"{k}={v!r}" for k, v in row.items()) + ")"
+
+
+# moe_shared, tensor-core path. Axes of a row; what fits is decided by `fits` for the largest point it serves.
+SPLITS = ((96, 1), (48, 2), (24, 4), (12, 8))  # (row groups, K splits): 96 CTAs each, clusters of at most 8
+WARPS = ((8, 1), (7, 1), (4, 2), (2, 4), (4, 1))  # (along K, along rows)
+DOWN = (("reg", "bulk", 2, 4), ("all", "bulk", 2, 4), ("all", "ring", 2, 4), ("all", "ring", 4, 2))
+TOKEN_RANGES = (8, 16, 32, 64)
+
+
+def row(
+    split: tuple[int, int], warps: tuple[int, int], w: int, x: str, down: tuple[str, str, int, int], pdl: bool = True,
+    rows: int = 64,
+) -> dict[str, Any]:  # fmt: skip
+    """One row of a tuning table. `w`: K steps of gate_up weights in flight; `rows`: outputs of a down CTA."""
+    down_w, down_x, down_warps_k, down_warps_r = down
+    return {
+        "groups": split[0], "ksplit": split[1], "warps_k": warps[0], "warps_r": warps[1], "w": w, "x": x,
+        "x_stages": w, "rows": rows, "down_warps_k": down_warps_k, "down_warps_r": down_warps_r, "down_w": down_w,
+        "down_x": down_x, "down_x_stages": 3, "pdl": pdl,
+    }  # fmt: skip
+
+
+def fits(row: Row, tokens: int) -> bool:
+    """Whether gate_up's queues fit shared memory at the widest problem: 96 pair groups of 8 rows, K of 7168."""
+    tiles_each = 96 // row["groups"] // row["warps_r"]
+    if tiles_each < 1:
+        return False
+    threads = 32 * row["warps_k"] * row["warps_r"]
+    token_tiles = (tokens + 7) // 8
+    weights = threads * 32 * tiles_each * row["w"]
+    ring = 512 * row["warps_k"] * token_tiles * row["x_stages"]
+    bulk = tokens * 2 * (7168 // row["ksplit"] + 96)
+    accumulators = 4 * tiles_each * token_tiles
+    return weights + (bulk if row["x"] == "bulk" else ring) < SMEM - 2048 and accumulators <= 128
+
+
+def _sample_row(rng: random.Random, tokens: int, pdl: bool) -> dict[str, Any]:
+    while True:
+        split, warps, down = rng.choice(SPLITS), rng.choice(WARPS), rng.choice(DOWN)
+        x = rng.choice(("bulk", "ring")) if tokens <= 8 else "ring"
+        if tokens > 16 and down[1] == "bulk":
+            continue
+        candidate = row(split, warps, rng.choice((4, 5, 6, 8, 10, 12, 14)), x, down, pdl, rng.choice((32, 64)))
+        if fits(candidate, tokens):
+            return candidate
+
+
+def _sample_moe_shared(rng: random.Random) -> Variant:
+    kind = rng.choice(("two", "two", "two", "one", "fma"))
+    pdl = rng.random() < 0.8
+    if kind == "fma":
+        values = {"warps": rng.choice((4, 8)), "rows": rng.choice((1, 2, 4)), "unroll": rng.choice((2, 4, 7))}
+        return Variant("moe_shared_fma.py.tmpl", {**values, "pdl": pdl})
+    table = [[tokens, 1e9, _sample_row(rng, tokens, pdl)] for tokens in TOKEN_RANGES]
+    if kind == "one":  # the stages share a CTA's shared memory: both stream their weights
+        for entry in table:
+            entry[2] |= {"w": 4, "x": "ring", "x_stages": 4, "down_w": 4, "down_x": "ring"}
+    return Variant("moe_shared.py.tmpl", {"tuning": table, "kernels": 1 if kind == "one" else 2})
+
+
+def _sample_attn_res(rng: random.Random) -> Variant:
+    values = {"threads": rng.choice((128, 224, 256, 448, 896)), "pdl": rng.random() < 0.7}
+    return Variant("attn_res.py.tmpl", values)
+
+
+# Best rows by (largest token count, largest weights in MB), by graph time over cold weights on one H200 (132 SMs).
+# How they were found and how to repeat it: runs/README.md. 96 CTAs leave room for down's CTAs, which fetch their
+# weights meanwhile; clusters of 8 did not all fit in one wave.
+LIGHT, HEAVY = 20, 1e9
+REG, ALL_RING = ("reg", "bulk", 2, 4), ("all", "ring", 2, 4)
+TUNED = [
+    [2, LIGHT, row((24, 4), (8, 1), 8, "bulk", REG)],
+    [16, LIGHT, row((24, 4), (8, 1), 8, "ring", REG)],
+    [64, LIGHT, row((24, 4), (4, 2), 8, "ring", ALL_RING)],
+    [1, HEAVY, row((96, 1), (7, 1), 18, "bulk", REG)],
+    [4, HEAVY, row((96, 1), (7, 1), 16, "bulk", REG)],
+    [8, HEAVY, row((96, 1), (7, 1), 14, "ring", REG)],
+    [16, HEAVY, row((96, 1), (8, 1), 10, "ring", REG)],
+    [32, HEAVY, row((24, 4), (4, 2), 4, "ring", ALL_RING)],
+    [64, HEAVY, row((24, 4), (4, 2), 3, "ring", ALL_RING)],
+]
+
+FAMILIES: Mapping[str, Family] = {
+    "moe_shared": Family(
+        "moe_shared",
+        known=(
+            Variant("moe_shared.py.tmpl", {"tuning": TUNED, "kernels": 2}),
+            Variant("moe_shared_fma.py.tmpl", {"warps": 8, "rows": 1, "unroll": 4, "pdl": True}),
+        ),
+        sample=_sample_moe_shared,
+    ),
+    "attn_res": Family(
+        "attn_res",
+        known=(Variant("attn_res.py.tmpl", {"threads": 448, "pdl": True}),),
+        sample=_sample_attn_res,
+    ),
+}
