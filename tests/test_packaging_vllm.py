@@ -9,7 +9,6 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
 from support.checkout import ROOT
 
 DATA = json.loads((ROOT / "tests" / "data" / "vllm-0.33.0.json").read_text())

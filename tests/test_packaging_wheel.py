@@ -13,7 +13,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from support.checkout import PACKAGES, ROOT, copy_tree
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -30,7 +30,7 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """E.g. `moe_shared/k3-tp8/t8/sm_90a`; other axes follow as `name=value`."""
+        """`<op>/<dims>/t<tokens>/<arch>`; other axes follow as `name=value`."""
         parts = [self.op, self.dims, f"t{self.tokens}", self.arch]
         return "/".join(parts + [f"{k}={v}" for k, v in sorted(self.axes.items())])
 
