@@ -1,1 +1,5 @@
-"""The `kgen` command."""
+"""The `kgen` command: one file a command group, one boundary that turns exceptions into exit codes."""
+
+from kgen.cli.app import main
+
+__all__ = ["main"]

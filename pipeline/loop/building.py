@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kgen.gates.compile import GATE, CompileReport
@@ -96,7 +97,7 @@ def _full(work: Work, folder: CandidateFolder) -> GateResult:
     problems, mutants = matrix.full(work.op, work.settings), matrix.mutants(work.op, work.settings)
     total = len(problems) + len(mutants) * len(matrix.MUTANT_DEFECTS)
     work.stage(f"compile, full matrix of {folder.short_id}", total)
-    report = _watched(work, lambda: work.gate.run(candidate, problems))
+    report = _watched(work, partial(work.gate.run, candidate, problems))
     records, result = [a.record for a in report.artefacts], report.result
     if result.passed:
         mutated, said = _mutants(work, candidate)
@@ -114,7 +115,7 @@ def _mutants(work: Work, candidate: Candidate) -> tuple[list[BuildRecord], dict[
     said: dict[str, str] = {}
     problems = matrix.mutants(work.op, work.settings)
     for defect in matrix.MUTANT_DEFECTS:
-        report = _watched(work, lambda d=defect: work.gate.run(candidate, problems, d))
+        report = _watched(work, partial(work.gate.run, candidate, problems, defect))
         records += [a.record for a in report.artefacts]
         said[defect] = f"{len(report.artefacts)} built" if report.result.passed else report.result.message[:400]
     return records, said

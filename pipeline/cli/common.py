@@ -1,0 +1,49 @@
+"""Options that several commands share, and the places and ops that they name."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kgen.cli.boundary import Usage
+
+if TYPE_CHECKING:
+    from kgen.contract.op import Op
+    from kgen.store import Run, Runs
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, part of it, its folder, or 'latest'.")]
+RunsOption = Annotated[str, typer.Option("--runs", metavar="DIR", help="Folder of the run folders (KGEN_RUNS).")]
+SetOption = Annotated[str, typer.Option("--set", metavar="DIR", help="Kernel set, or 'builtin' (KGEN_SET).")]
+CacheOption = Annotated[str, typer.Option("--cache", metavar="DIR", help="Cache of builds (KGEN_CACHE).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def runs_at(folder: str) -> "Runs":
+    from kgen.store import Runs, runs_path
+
+    return Runs(runs_path(folder))
+
+
+def cache_at(folder: str) -> Path:
+    from kgen.store import cache_path
+
+    return Path(folder).expanduser().absolute() if folder else cache_path()
+
+
+def find_run(name: str, folder: str) -> "Run":
+    """Raises ValueError (one line) when there is no such run."""
+    return runs_at(folder).find(name)
+
+
+def find_op(name: str) -> "Op":
+    """Raises ValueError (one line, with the known names)."""
+    from kgen.ops import REGISTRY
+
+    return REGISTRY.get(name)
+
+
+def one_of(option: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise Usage(f"{option} {value!r} is unknown; known: {', '.join(known)}")
+    return value

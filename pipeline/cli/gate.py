@@ -1,0 +1,115 @@
+"""kgen gate NAME FILE: one gate on one candidate file, without a run."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kgen.cli import boundary, output
+from kgen.cli.common import CacheOption, JsonOption, cache_at, find_op, one_of
+
+if TYPE_CHECKING:
+    from kgen.contract.op import Op
+    from kgen.gates.compile import CompileReport
+    from kgen.loop.settings import Settings
+    from kgen.records import Candidate, GateResult
+
+NAMES = ("compile", "unit-numeric", "full-model-eval", "perf-sweep")
+MAX_SOURCE = 1 << 20
+
+
+def register(app: typer.Typer) -> None:
+    app.command("gate")(gate)
+
+
+def gate(
+    name: Annotated[str, typer.Argument(metavar="GATE", help=", ".join(NAMES))],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The candidate, or - for stdin.")],
+    op: Annotated[str, typer.Option("--op", help="The op that it is for.")],
+    arch: Annotated[list[str] | None, typer.Option("--arch", help="Repeat for several (default: sm_90a).")] = None,
+    dims: Annotated[list[str] | None, typer.Option("--dims", help="Repeat for several (default: all).")] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", help="Repeat for several (default: quick bins).")
+    ] = None,
+    cache: CacheOption = "",
+    unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Run one gate on a candidate file. GPU gates build it first, and need a GPU of that architecture."""
+    from kgen.loop.settings import Settings
+    from kgen.records import Candidate, Origin
+
+    one_of("GATE", name, NAMES)
+    found = find_op(op)
+    settings = Settings(
+        found.name,
+        "file",
+        archs=tuple(arch or ["sm_90a"]),
+        dims=tuple(dims or ()),
+        bins=tuple(tokens or found.pack.quick_bins),
+        unsafe=unsafe,
+    ).checked(found)
+    candidate = Candidate(found.name, _source(file), Origin("file", {"name": Path(file).name}))
+    result = _run(name, found, settings, candidate, cache_at(cache))
+    if json:
+        output.emit({"schema": "kgen.gate/1", "candidate": candidate.id, "result": result})
+    else:
+        output.data(f"{candidate.id[:12]}  {result.gate}  {result.status}  {result.code}  ({result.seconds:.1f} s)")
+        output.data(result.message)
+    raise typer.Exit(EXIT[result.status.value])
+
+
+EXIT = {
+    "pass": boundary.OK,
+    "fail": boundary.FAILED,
+    "error": boundary.INFRASTRUCTURE,
+    "skip": boundary.ENVIRONMENT,
+}
+
+
+def _source(file: str) -> str:
+    """Raises Usage (one line) for a file that is no candidate."""
+    if file == "-":
+        data = sys.stdin.buffer.read(MAX_SOURCE + 1)
+    else:
+        try:
+            with Path(file).open("rb") as handle:
+                data = handle.read(MAX_SOURCE + 1)
+        except OSError as error:
+            raise boundary.Usage(f"cannot read {file}: {error.strerror}") from None
+    if len(data) > MAX_SOURCE:
+        raise boundary.Usage(f"{file} is larger than a candidate may be ({MAX_SOURCE >> 20} MiB)")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise boundary.Usage(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cache: Path) -> "GateResult":
+    from kgen.gates.builder.pool import Builder
+    from kgen.gates.compile import CompileGate
+    from kgen.gates.sandbox import choose
+    from kgen.loop import matrix
+
+    with Builder(choose(unsafe_no_sandbox=settings.unsafe)) as builder, CompileGate(op, cache, builder) as compiler:
+        report = compiler.run(candidate, matrix.full(op, settings))
+        if name == "compile" or not report.result.passed:
+            return report.result
+        mutants: list[CompileReport] = []
+        if name == "full-model-eval":
+            problems = matrix.mutants(op, settings)
+            mutants = [compiler.run(candidate, problems, defect) for defect in matrix.MUTANT_DEFECTS]
+    return _on_gpu(name, op, report, mutants, cache / "linked")
+
+
+def _on_gpu(name: str, op: "Op", report: "CompileReport", mutants: "list[CompileReport]", cache: Path) -> "GateResult":
+    from kgen.gates import fullmodel, numeric, perf
+
+    command = "on a GPU host run this command again; or kgen propose, kgen kit and kgen ingest"
+    if name == "unit-numeric":
+        return numeric.run(op, report.artefacts, cache=cache, next_command=command)
+    if name == "full-model-eval":
+        broken = [a for m in mutants for a in m.artefacts]
+        return fullmodel.run(op, report.artefacts, broken, cache=cache, next_command=command)
+    return perf.run(op, report.artefacts, cache=cache, next_command=command)[0]

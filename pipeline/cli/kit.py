@@ -1,0 +1,131 @@
+"""kgen kit and kgen ingest: gates on somebody's GPU, and what comes back."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kgen.cli import boundary, output
+from kgen.cli.common import CacheOption, JsonOption, RunArgument, RunsOption, cache_at, find_op, find_run, runs_at
+
+if TYPE_CHECKING:
+    from kgen.gates.kit_units import Carried
+    from kgen.records import BuildRecord
+    from kgen.store import Blobs, CandidateFolder, Run
+
+
+def register(app: typer.Typer) -> None:
+    app.command("kit")(kit)
+    app.command("ingest")(ingest)
+
+
+def kit(
+    run: RunArgument = "latest",
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")] = "kit.pyz",
+    candidate: Annotated[list[str] | None, typer.Option("--candidate", help="Only these, by number or id.")] = None,
+    runs: RunsOption = "",
+    cache: CacheOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Write one file that runs this run's GPU gates anywhere: Python, torch, cc and a GPU, no network."""
+    from kgen.gates.kit import Contents, KitCandidate, build
+    from kgen.store import Blobs
+
+    found = find_run(run, runs)
+    op, place = find_op(found.info.op), cache_at(cache)
+    blobs = Blobs(place / "objects")
+    folders = [found.folder(name) for name in candidate] if candidate else _staged(found)
+    carried = []
+    for folder in folders:
+        builds = folder.builds()
+        sound, broken = ([b for b in builds if bool(b.defect) is defect] for defect in (False, True))
+        pieces = tuple(_piece(b, blobs, found) for b in sound), tuple(_piece(b, blobs, found) for b in broken)
+        carried.append(KitCandidate(folder.candidate().id, *pieces))
+    if not any(c.artefacts for c in carried):
+        raise boundary.Stopped(f"run {found.id} has no staged candidate to carry; see kgen runs show {found.id}")
+    target = Path(out).expanduser().absolute()
+    if not target.parent.is_dir():
+        raise boundary.Usage(f"there is no folder {target.parent}")
+    made = build(Contents(op, found.id, found.key(), tuple(carried)), target, place)
+    if json:
+        output.emit({"schema": "kgen.kit-file/1", **{k: str(v) if k == "path" else v for k, v in vars(made).items()}})
+        return
+    size, archs = made.bytes / 2**20, ", ".join(made.archs)
+    output.data(f"{made.path}: {len(carried)} candidates at {made.problems} points ({archs}), {size:.1f} MiB")
+    output.data(f"on a GPU host:  python {made.path.name}        writes evidence.json and raw.json.xz")
+    output.data("then here:      kgen ingest evidence.json --raw raw.json.xz")
+    output.data("It carries the run's key: whoever holds it can sign evidence of this run.")
+
+
+def _staged(run: "Run") -> "list[CandidateFolder]":
+    return [f for f in run.folders() if (v := f.verdict()) is not None and v.staged]
+
+
+def _piece(build: "BuildRecord", blobs: "Blobs", run: "Run") -> "Carried":
+    from kgen.gates.kit_units import Carried
+    from kgen.store import IntegrityError
+
+    path = blobs.find(build.object_sha256, ".o")
+    if path is None:
+        text = f"{build.problem.key}: its object is not in the cache {blobs.root} (any more)"
+        raise IntegrityError(f"{text}: {run.info.command or 'kgen propose'} builds it again")
+    return Carried(build, path)
+
+
+def ingest(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Evidence that a kit wrote; several are joined.")
+    ],
+    raw: Annotated[
+        list[str] | None, typer.Option("--raw", metavar="FILE", help="Raw samples (default: beside it).")
+    ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Take evidence of others, as self-reported.")] = False,
+    run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="The run it is for (default: the one it names).")
+    ] = "",
+    runs: RunsOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Take in evidence from a kit: checked against this run's key, objects and rules; then promotable or refused."""
+    from kgen.cli.propose import EXIT, conclude
+    from kgen.gates.ingest import ingest as take
+    from kgen.gates.ingest import read
+    from kgen.loop.intake import ledger, take_in
+    from kgen.loop.session import outcome
+    from kgen.report import as_json
+
+    documents = {name: _bytes(name) for name in files}
+    named = run or next((part.run for name, data in documents.items() for part in read(name, data)), "")
+    if not named:
+        raise boundary.Usage(f"{', '.join(files)}: holds no evidence")
+    found = _run_of(named, runs)
+    op = find_op(found.info.op)
+    samples = list(raw or [])
+    if not samples:
+        samples = [str(p) for name in files if (p := Path(name).with_name("raw.json.xz")).is_file()]
+    with found.lock():
+        taken = take(documents, {name: _bytes(name) for name in samples}, ledger(found, op), trust)
+        judged = [take_in(found, each) for each in taken]
+        found.finish(outcome([v for f in found.folders() if (v := f.verdict()) is not None]))
+    document = conclude(found, op, json)
+    for each, verdict in zip(taken, judged, strict=True):
+        words = "promotable" if verdict.promotable else "refused" if verdict.failed else "incomplete"
+        output.say(f"{each.candidate[:12]}: {each.trust} evidence taken: {words}")
+    if json:
+        output.emit(as_json(document))
+    ended = outcome(judged)
+    raise typer.Exit(EXIT[ended])
+
+
+def _run_of(name: str, runs: str) -> "Run":
+    try:
+        return runs_at(runs).find(name)
+    except ValueError as error:
+        raise boundary.Usage(f"the evidence is of run {name}, which is not here ({error}); --runs or --run") from None
+
+
+def _bytes(name: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise boundary.Usage(f"cannot read {name}: {error.strerror}") from None

@@ -1,0 +1,181 @@
+"""kgen propose and kgen resume: the loop, watched."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kgen.cli import boundary, output
+from kgen.cli.common import (
+    CacheOption,
+    JsonOption,
+    QuietOption,
+    RunArgument,
+    RunsOption,
+    SetOption,
+    cache_at,
+    find_op,
+    find_run,
+    runs_at,
+)
+
+if TYPE_CHECKING:
+    from kgen.contract.op import Op
+    from kgen.loop.settings import Settings
+    from kgen.proposers.base import Proposer
+    from kgen.report import Document
+    from kgen.store import Run
+
+EXIT: Mapping[str, int] = {
+    "promotable": boundary.OK,
+    "staged": boundary.OK,
+    "refused": boundary.FAILED,
+    "nothing": boundary.FAILED,
+    "error": boundary.INFRASTRUCTURE,
+}
+Arch = Annotated[list[str] | None, typer.Option("--arch", help="Claimed architecture; repeat for several.")]
+Dims = Annotated[list[str] | None, typer.Option("--dims", help="Only these dims; repeat for several.")]
+Tokens = Annotated[list[int] | None, typer.Option("--tokens", help="Only these token bins; repeat for several.")]
+Proposers = Annotated[
+    str, typer.Option("--proposer", help="search, openai, mailbox or replay (default: see kgen doctor).")
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds at most (search: 1, writers: 6).")]
+Candidates = Annotated[int | None, typer.Option("--candidates", min=1, help="Candidates at most (search: 24).")]
+Minutes = Annotated[float, typer.Option("--minutes", help="Wall time at most.")]
+Unsafe = Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox; never promotable.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("propose")(propose)
+    app.command("resume")(resume)
+
+
+def propose(
+    op: Annotated[str, typer.Option("--op", help="The op; kgen ops lists them.")],
+    seed: Annotated[int, typer.Option("--seed", help="Of the proposer.")] = 0,
+    proposer: Proposers = "",
+    replay: Annotated[str, typer.Option("--replay", metavar="RUN", help="The run that replay reads.")] = "",
+    rounds: Rounds = None,
+    candidates: Candidates = None,
+    minutes: Minutes = 60.0,
+    max_usd: Annotated[float, typer.Option("--max-usd", min=0.0, help="Cost at most (0: no limit).")] = 0.0,
+    arch: Arch = None,
+    dims: Dims = None,
+    tokens: Tokens = None,
+    runs: RunsOption = "",
+    kernels: SetOption = "",
+    cache: CacheOption = "",
+    promote: Annotated[bool, typer.Option("--promote", help="Promote what comes out promotable.")] = False,
+    unsafe: Unsafe = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Propose kernels for an op and take them as far as this machine can: staged, or promotable with a GPU."""
+    from kgen.loop.session import begin
+    from kgen.loop.settings import ARCHS, BUDGETS, WRITER_BUDGET, Settings
+    from kgen.proposers.choose import choose
+
+    found = find_op(op)
+    source = find_run(replay, runs).path if replay else None
+    choice = choose(proposer, source=source)
+    name = choice.proposer.name
+    budget = BUDGETS.get(name, WRITER_BUDGET)
+    settings = Settings(
+        op=found.name,
+        proposer=name,
+        seed=seed,
+        rounds=rounds or budget[0],
+        candidates=candidates or max(budget[1], rounds or 0),
+        minutes=minutes,
+        max_usd=max_usd,
+        archs=tuple(arch or ARCHS),
+        dims=tuple(dims or ()),
+        bins=tuple(tokens or ()),
+        replay=str(source or ""),
+        unsafe=unsafe,
+    ).checked(found)
+    output.log_to_stderr(quiet)
+    if not quiet:
+        output.say(choice.line)
+    run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
+    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels if promote else None, json, quiet)
+
+
+def resume(
+    run: RunArgument = "latest",
+    minutes: Annotated[float | None, typer.Option("--minutes", help="A new limit of wall time.")] = None,
+    runs: RunsOption = "",
+    kernels: SetOption = "",
+    cache: CacheOption = "",
+    promote: Annotated[bool, typer.Option("--promote", help="Promote what comes out promotable.")] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Take up a run that was interrupted, or whose skipped gates can run on this machine. Repeats nothing finished."""
+    from dataclasses import replace
+
+    from kgen.loop.settings import read_settings
+    from kgen.proposers.choose import choose
+
+    found = find_run(run, runs)
+    settings = read_settings(found.info.settings, f"{found.path}/run.json")
+    op = find_op(settings.op)
+    settings = (replace(settings, minutes=minutes) if minutes else settings).checked(op)
+    output.log_to_stderr(quiet)
+    proposer = choose(settings.proposer, source=Path(settings.replay) if settings.replay else None).proposer
+    _drive(found, op, settings, proposer, cache_at(cache), kernels if promote else None, json, quiet)
+
+
+def _drive(
+    run: "Run",
+    op: "Op",
+    settings: "Settings",
+    proposer: "Proposer",
+    cache: Path,
+    promote_to: str | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    from kgen.cli.progress import Watcher
+    from kgen.loop.session import work_on
+
+    if not quiet:
+        output.say(f"run {run.id} in {run.path}")
+    with Watcher(quiet) as watcher:
+        ended = work_on(run, op, settings, proposer, cache, watcher)
+    if ended.why and not quiet:
+        output.say(f"ended: {ended.why}")
+    document = conclude(run, op, json)
+    if ended.outcome == "promotable" and promote_to is not None:
+        from kgen.cli.sets import promote_run
+
+        promote_run(run, "", promote_to, cache, trust=False, json=json)
+    elif json:
+        from kgen.report import as_json
+
+        output.emit(as_json(document))
+    raise typer.Exit(EXIT[ended.outcome])
+
+
+def conclude(run: "Run", op: "Op", json: bool) -> "Document":
+    """Write the report; show the summary table, the path to the report and the next command."""
+    from kgen.report import markdown, read
+    from kgen.report.sections import label
+
+    document = read(run, op)
+    path = run.path / "report.md"
+    run.durable.write(path, markdown(document).encode("utf-8"))
+    rows = []
+    for e in sorted(document.entries, key=lambda e: (not e.rank, e.rank, e.number)):
+        cost = f"{e.ranked.us:.2f}" if e.ranked else ""
+        stages = "  ".join(f"{r.code}" for r in e.results)
+        rows.append([e.number, e.candidate.id[:12], label(e)[:48], cost, e.state, stages])
+    measured = any(e.ranked and e.ranked.measured for e in document.entries)
+    head = ["#", "candidate", "made by", "µs" if measured else "cost µs", "state", "gates"]
+    output.show_table(f"{op.name}: {document.outcome}", head, rows, right=(0, 3))
+    output.data(f"report: {path}")
+    output.data(f"next:   {document.next_command}")
+    return document

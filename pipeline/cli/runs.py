@@ -1,0 +1,62 @@
+"""kgen runs [show RUN]: what was tried, and how it came out."""
+
+from typing import Annotated
+
+import typer
+
+from kgen.cli import output
+from kgen.cli.common import JsonOption, RunArgument, RunsOption, find_op, find_run, runs_at
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="The runs kept here.", invoke_without_command=True)
+    group.callback()(listing)
+    group.command("show")(show)
+    app.add_typer(group, name="runs")
+
+
+def listing(context: typer.Context, runs: RunsOption = "", json: JsonOption = False) -> None:
+    """List the runs, oldest first."""
+    if context.invoked_subcommand is not None:
+        return
+    from kgen.store import IntegrityError
+
+    found, damaged = [], []
+    for run in runs_at(runs).list():
+        try:
+            found.append((run, run.info, run.state))
+        except IntegrityError as error:
+            damaged.append(str(error))
+    if json:
+        listed = [{"id": r.id, "state": state, "info": info, "path": str(r.path)} for r, info, state in found]
+        output.emit({"schema": "kgen.runs/1", "runs": listed, "damaged": damaged})
+        return
+    rows = [[r.id, i.op, i.settings.get("proposer", ""), state, i.outcome, len(r.folders())] for r, i, state in found]
+    output.show_table(str(runs_at(runs).root), ["run", "op", "proposer", "state", "outcome", "candidates"], rows, (5,))
+    for line in damaged:
+        output.say(f"kgen: damaged: {line}")
+
+
+def show(
+    run: RunArgument = "latest",
+    candidate: Annotated[str, typer.Option("--candidate", help="Print the source of one, by number or id.")] = "",
+    runs: RunsOption = "",
+    json: JsonOption = False,
+) -> None:
+    """One run: its candidates and how far they got."""
+    from kgen.cli.propose import conclude
+    from kgen.report import as_json, read
+
+    found = find_run(run, runs)
+    op = find_op(found.info.op)
+    if candidate:
+        source = found.folder(candidate).candidate()
+        if json:
+            output.emit(source)
+        else:
+            output.data(source.source)
+        return
+    if json:
+        output.emit(as_json(read(found, op)))
+    else:
+        conclude(found, op, json)

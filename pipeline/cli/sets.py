@@ -1,0 +1,164 @@
+"""kgen promote, rollback, verify, status: what a kernel set holds, and changing it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kgen.cli import boundary, output
+from kgen.cli.common import CacheOption, JsonOption, RunArgument, RunsOption, SetOption, cache_at, find_op, find_run
+
+if TYPE_CHECKING:
+    from kgen.promotion import Current, Finding
+    from kgen.store import Run, SetPath
+
+
+def register(app: typer.Typer) -> None:
+    app.command("promote")(promote)
+    app.command("rollback")(rollback)
+    app.command("verify")(verify)
+    app.command("status")(status)
+
+
+def current() -> "Current":
+    """The rules that hold now."""
+    from kgen.gates.contract import GATE_CONTRACT
+    from kgen.ops import REGISTRY
+    from kgen.promotion import Current
+
+    return Current({name: op.contract_sha256() for name, op in REGISTRY.ops.items()}, GATE_CONTRACT)
+
+
+def target(kernels: str) -> "SetPath":
+    from kgen.store import set_path
+
+    return set_path(kernels)
+
+
+def promote(
+    run: RunArgument = "latest",
+    candidate: Annotated[str, typer.Option("--candidate", help="Which one, by number or id (default: the best).")] = "",
+    trust: Annotated[bool, typer.Option("--trust", help="Take evidence that this run's key has not signed.")] = False,
+    runs: RunsOption = "",
+    kernels: SetOption = "",
+    cache: CacheOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Put a promotable kernel with its objects and evidence into the set, in one step."""
+    promote_run(find_run(run, runs), candidate, kernels, cache_at(cache), trust, json)
+
+
+def promote_run(run: "Run", candidate: str, kernels: str, cache: Path, trust: bool, json: bool) -> None:
+    """Raises Refused with the reason when the case does not suffice."""
+    from kgen.promotion import gather
+    from kgen.promotion import promote as promote_case
+    from kgen.report import read
+    from kgen.store import Blobs
+
+    document = read(run, find_op(run.info.op))
+    if not candidate and document.subject is None:
+        raise boundary.Stopped(f"run {run.id} has no candidate; next: {document.next_command}")
+    name = candidate or (document.subject.folder if document.subject else "")
+    place = target(kernels)
+    case = gather(run.folder(name), Blobs(cache / "objects"))
+    promotion = promote_case(place, case, current(), run.key(), trust)
+    labels = list(promotion.labels.values())
+    replaced = sorted({seq for seq in promotion.previous.values() if seq})
+    if json:
+        output.emit({"schema": "kgen.promoted/1", "set": str(place.path), "promotion": promotion})
+        return
+    output.data(f"promoted {promotion.op} {promotion.candidate[:12]} for {promotion.arch} as #{promotion.seq}")
+    output.data(f"  points   {labels.count('win')} win, {labels.count('tie')} tie")
+    output.data(f"  evidence {promotion.trust}, {place.path / promotion.evidence}")
+    output.data(f"  source   {place.path / promotion.source}")
+    output.data(f"  before   {', '.join(f'#{seq}' for seq in replaced) or 'the stock op'}")
+    output.data(f"next: kgen verify; to undo: kgen rollback {promotion.op} --arch {promotion.arch}")
+
+
+def rollback(
+    op: Annotated[str, typer.Argument(metavar="OP")],
+    arch: Annotated[str, typer.Option("--arch", help="Only a promotion for this architecture.")] = "",
+    kernels: SetOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Undo the newest promotion of an op that still serves; what served before serves again. Deletes nothing."""
+    from kgen.promotion import rollback as roll_back
+
+    place = target(kernels)
+    done = roll_back(place, find_op(op).name, arch)
+    if json:
+        output.emit({"schema": "kgen.rolled-back/1", "seq": done.seq, "undone": done.undone.seq, "now": done.now})
+        return
+    before = sorted(set(done.now.values()))
+    serving = ", ".join(f"#{seq}" if seq else "the stock op" for seq in before) or "nothing changed"
+    output.data(f"rolled back #{done.undone.seq} ({op}, {done.undone.candidate[:12]}) as #{done.seq}")
+    output.data(f"  now serving its {len(done.now)} points: {serving}")
+
+
+def status(kernels: SetOption = "", json: JsonOption = False) -> None:
+    """Which promoted kernel serves which point."""
+    from kgen.promotion import status as rows_of
+    from kgen.store import KernelSet
+
+    place = target(kernels)
+    manifest = KernelSet(place.path).manifest()
+    rows = rows_of(manifest, current())
+    if json:
+        listed = [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in rows]
+        output.emit({"schema": "kgen.status/1", "set": str(place.path), "seq": manifest.seq, "points": listed})
+        return
+    if not rows:
+        output.data(f"{place.path}: no kernel is promoted; every op is served by its stock version")
+        return
+    head = ["op", "arch", "dims", "tokens", "kernel", "candidate", "label", "trust", "promoted", "stale"]
+    lines = [
+        [r.op, r.arch, r.dims, r.tokens, f"#{r.seq}", r.candidate[:12], r.label, r.trust, r.promoted, r.stale]
+        for r in rows
+    ]
+    output.show_table(f"{place.path}, seq {manifest.seq}", head, lines, right=(3,))
+
+
+def verify(
+    kernels: SetOption = "",
+    cache: CacheOption = "",
+    rebuild: Annotated[bool, typer.Option(help="Build the sources again and compare.")] = True,
+    gates: Annotated[bool, typer.Option(help="On a GPU: run the gates again on the stored objects.")] = True,
+    json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what is not ok.")] = False,
+) -> None:
+    """Check a whole set: hashes, evidence, history, rebuilt machine code; with a GPU the gates as well."""
+    from kgen.ops import REGISTRY
+    from kgen.promotion import Outcome, RebuildUnavailable
+    from kgen.promotion import verify as check
+    from kgen.promotion.rebuild import gate_rebuilder
+
+    place, why, rebuilder = target(kernels), "", None
+    try:
+        rebuilder = gate_rebuilder(REGISTRY) if rebuild else None
+    except RebuildUnavailable as reason:
+        why = f"sources are not rebuilt: {reason}"
+    report = check(place, current(), rebuilder)
+    findings = list(report.findings)
+    if gates and report.ok:
+        from kgen.loop.reproving import reprove
+
+        findings += reprove(place, REGISTRY, cache_at(cache), output.say)
+    ok = all(f.outcome is not Outcome.BAD for f in findings)
+    if json:
+        listed = [
+            {"subject": f.subject, "check": f.check, "outcome": f.outcome, "message": f.message} for f in findings
+        ]
+        output.emit({"schema": "kgen.verified/1", "set": str(place.path), "ok": ok, "findings": listed, "note": why})
+    else:
+        _show(str(place.path), [f for f in findings if not quiet or f.outcome is not Outcome.OK], ok, why)
+    if not ok:
+        raise typer.Exit(boundary.INTEGRITY)
+
+
+def _show(title: str, findings: "list[Finding]", ok: bool, why: str) -> None:
+    rows = [[f.subject, f.check, f.outcome.value, f.message] for f in findings]
+    if rows:
+        output.show_table(title, ["what", "check", "outcome", ""], rows)
+    if why:
+        output.say(f"kgen: {why}")
+    output.data(f"{title}: {'ok' if ok else 'NOT OK'}")

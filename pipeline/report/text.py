@@ -1,0 +1,55 @@
+"""Small pieces of Markdown. Text from compilers, models and candidates is data: it stays in its cell or its fence."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+CELL = 220  # characters of a message in a table
+LOG = 3000  # characters of a log
+
+
+def cell(text: object, limit: int = CELL) -> str:
+    """One line without live markup: no pipes, HTML, links, mentions or code fences of its own."""
+    line = " ".join(str(text).split())
+    line = line if len(line) <= limit else line[: limit - 1] + "…"
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "&#124;")
+    return re.sub(r"([\\`*\[\]#@~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", lambda m: f"&#{ord(m[1])};", line)
+
+
+def code(text: object) -> str:
+    """Short inline code for text of our own making (names, hashes, commands)."""
+    clean = " ".join(str(text).split()).replace("`", "'").replace("|", "&#124;")
+    return f"`{clean}`" if clean else ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """A table; `right`: columns that are aligned to the right."""
+    marks = ["---:" if i in right else "---" for i in range(len(head))]
+    lines = [head, marks, *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def fenced(text: str, limit: int = LOG) -> str:
+    """Foreign text in a fence longer than any that it holds; the middle is cut out beyond `limit` characters."""
+    clean = "".join(c for c in text if c in "\n\t" or c.isprintable())
+    if len(clean) > limit:
+        half = limit // 2
+        clean = f"{clean[:half]}\n… {len(clean) - 2 * half} characters cut …\n{clean[-half:]}"
+    longest = max((len(run) for run in re.findall(r"`+", clean)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{clean}\n{fence}"
+
+
+def details(summary: str, body: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
+
+
+def us(value: float) -> str:
+    return f"{value:.2f}" if value == value and abs(value) != float("inf") else "–"
+
+
+def sci(value: object) -> str:
+    return f"{value:.2e}" if isinstance(value, int | float) else "–"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
