@@ -37,7 +37,7 @@ def _state_bit(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
 
 def _past_end(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
     buffer = buffers.buffers[_first(buffers)]
-    buffer.raw[buffer.raw.numel() - buffer.guard + 2] = 0
+    buffer.raw.narrow(0, buffer.raw.numel() - buffer.guard + 2, 1).zero_()
     return got
 
 
