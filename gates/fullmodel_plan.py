@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Rows a batch: medians of 256 rows repeat within 5 %; on a CPU the gate only shows that its rules separate.
 ROWS = {"cuda": 256, "cpu": 96}
-MIN_STEPS = 8  # also for wide batches: a broken row must be broken at every one of them
+MIN_STEPS = 16  # also for wide batches: what one router decision upsets must not last for all of a batch's steps
 PROMPT = 4  # given tokens before free generation
 GENERATE = {"cuda": 32, "cpu": 12}
 GENERATING = (8, 64)  # bins that also generate freely: one narrow, one wide

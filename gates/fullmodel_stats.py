@@ -94,8 +94,13 @@ def worst_block(candidate: torch.Tensor, stock: torch.Tensor) -> tuple[int, floa
 
 
 def worst_position(candidate: Rows, stock: Rows) -> tuple[int, float]:
-    """Row position whose best step is worst, and that step's distance in medians of the batch's stock distance."""
-    ratio = candidate.hidden.reshape(-1, candidate.count).amin(0) / stock.hidden.median().clamp_min(TINY)
+    """Row position whose best step is worst, and that step's distance over stock's usual one.
+
+    Stock's usual distance is its median at this position or in the whole batch, whichever is larger: some sequences
+    are farther from float64 than others at every step, for stock too.
+    """
+    usual = stock.hidden.reshape(-1, stock.count).median(0).values.clamp_min(max(float(stock.hidden.median()), TINY))
+    ratio = candidate.hidden.reshape(-1, candidate.count).amin(0) / usual
     index = int(ratio.argmax())
     return index, float(ratio[index])
 
