@@ -63,7 +63,7 @@ def _dict(row: Row) -> str:
 # moe_shared, tensor-core path. Axes of a row; what fits is decided by `fits` for the largest point it serves.
 SPLITS = ((96, 1), (48, 2), (24, 4), (12, 8))  # (row groups, K splits): 96 CTAs each, clusters of at most 8
 WARPS = ((8, 1), (7, 1), (4, 2), (2, 4), (4, 1))  # (along K, along rows)
-DOWN = (("reg", "bulk", 2, 4), ("all", "bulk", 2, 4), ("all", "ring", 2, 4), ("all", "ring", 4, 2))
+DOWN = (("reg", "bulk", 2, 4), ("all", "bulk", 2, 4), ("all", "ring", 2, 4), ("all", "direct", 4, 2))
 TOKEN_RANGES = (8, 16, 32, 64)
 
 
@@ -123,21 +123,25 @@ def _sample_attn_res(rng: random.Random) -> Variant:
     return Variant("attn_res.py.tmpl", values)
 
 
-# Best rows by (largest token count, largest weights in MB), by graph time over cold weights on one H200 (132 SMs).
-# How they were found and how to repeat it: runs/README.md. 96 CTAs leave room for down's CTAs, which fetch their
-# weights meanwhile; clusters of 8 did not all fit in one wave.
+# Best rows by (largest token count, largest weights in MB), by graph time over cold weights on one H200 (132 SMs); how
+# they were found is in runs/README.md. What the measurements taught: 96 CTAs leave room for down's CTAs to fetch their
+# weights meanwhile; a queue beyond about 145 KB keeps those out and loses more than it hides; clusters of 8 do not all
+# fit in one wave.
 LIGHT, HEAVY = 20, 1e9
-REG, ALL_RING = ("reg", "bulk", 2, 4), ("all", "ring", 2, 4)
+REG, DIRECT = ("reg", "bulk", 2, 4), ("all", "direct", 4, 2)
 TUNED = [
     [2, LIGHT, row((24, 4), (8, 1), 8, "bulk", REG)],
     [16, LIGHT, row((24, 4), (8, 1), 8, "ring", REG)],
-    [64, LIGHT, row((24, 4), (4, 2), 8, "ring", ALL_RING)],
+    [32, LIGHT, row((24, 4), (8, 1), 4, "ring", DIRECT)],
+    [64, LIGHT, row((24, 4), (4, 2), 7, "ring", DIRECT)],
     [1, HEAVY, row((96, 1), (7, 1), 18, "bulk", REG)],
-    [4, HEAVY, row((96, 1), (7, 1), 16, "bulk", REG)],
-    [8, HEAVY, row((96, 1), (7, 1), 14, "ring", REG)],
-    [16, HEAVY, row((96, 1), (8, 1), 10, "ring", REG)],
-    [32, HEAVY, row((24, 4), (4, 2), 4, "ring", ALL_RING)],
-    [64, HEAVY, row((24, 4), (4, 2), 3, "ring", ALL_RING)],
+    [2, HEAVY, row((96, 1), (7, 1), 16, "bulk", REG)],
+    [3, HEAVY, row((96, 1), (8, 1), 14, "bulk", REG)],
+    [4, HEAVY, row((96, 1), (7, 1), 12, "bulk", REG)],
+    [8, HEAVY, row((96, 1), (7, 1), 13, "ring", REG)],
+    [16, HEAVY, row((96, 1), (8, 1), 9, "ring", REG)],
+    [32, HEAVY, row((24, 4), (4, 2), 5, "ring", DIRECT)],
+    [64, HEAVY, row((24, 4), (4, 2), 4, "ring", DIRECT)],
 ]
 
 FAMILIES: Mapping[str, Family] = {
