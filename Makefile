@@ -37,6 +37,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt .ci/setup
 
 propose: $(VENV)/.run
 	@$(BIN)/kgen propose --op $(OP) $(ARGS)
+	@command -v kgen >/dev/null || echo "(kgen is in $(BIN): \`. $(BIN)/activate\` puts it on the PATH)" >&2
 
 # `pytest`, not `python -m pytest`: the latter puts the checkout on sys.path, where `import gates` would work
 test: $(VENV)/.dev
