@@ -41,7 +41,7 @@ def test_the_evidence_states_ratios_with_intervals_and_is_plain_json(passed: Gat
     numbers = passed.evidence["dims"]["nano"]
     point, low, high = numbers["modes"]["eager"]["hidden"]
     assert low <= point <= high and low < high
-    assert {"t1 eager", "t8 eager", "t8/n6 eager"} == set(numbers["batches"])
+    assert {"t4 eager", "t8 eager", "t8/n6 eager"} == set(numbers["batches"])
     agreement = numbers["modes"]["eager"]["agreement"]
     assert agreement["items"] == sum(b["rows"] for b in numbers["batches"].values())
     assert 0.5 < agreement["stock"] <= 1.0
@@ -66,7 +66,7 @@ def test_a_planted_fault_is_refused_on_its_numbers(name: str, says: str) -> None
 
 
 def test_a_failing_call_is_the_candidates_crash() -> None:
-    result = judge("raises", bins=(4,))
+    result = judge("raises", bins=(8,))
     assert (result.status, result.code) == (Status.FAIL, "fullmodel.crash")
     assert "candidate nano" in result.message and "illegal memory access" in result.message
 
@@ -79,33 +79,33 @@ def test_a_failing_call_is_the_candidates_crash() -> None:
     ],
 )
 def test_launches_that_differ_from_the_build_record_fail(kernels: list[str], says: str) -> None:
-    result = judge("reordered", bins=(4,), kernels=kernels)
+    result = judge("reordered", bins=(8,), kernels=kernels)
     assert (result.status, result.code) == (Status.FAIL, "fullmodel.attestation")
     assert says in result.message
 
 
 def test_a_gate_that_lets_a_mutant_pass_is_an_error() -> None:
-    blind = [stand("", 4, "tile_scale"), stand("drop_last_k", 4, "drop_last_k")]
-    result = judge("reordered", bins=(4,), mutants=blind)
+    blind = [stand("", 8, "tile_scale"), stand("drop_last_k", 8, "drop_last_k")]
+    result = judge("reordered", bins=(8,), mutants=blind)
     assert (result.status, result.code) == (Status.ERROR, "fullmodel.insensitive")
     assert "mutant tile_scale nano passed" in result.message
 
 
 @pytest.mark.parametrize(
-    "mutants", [[], [stand("tile_scale", 4, "tile_scale")], [stand("raises", 4, m) for m in MUTANTS]]
+    "mutants", [[], [stand("tile_scale", 8, "tile_scale")], [stand("raises", 8, m) for m in MUTANTS]]
 )
 def test_a_gate_without_working_mutants_is_an_error(mutants: list[object]) -> None:
-    result = judge("reordered", bins=(4,), mutants=mutants)  # type: ignore[arg-type]
+    result = judge("reordered", bins=(8,), mutants=mutants)  # type: ignore[arg-type]
     assert (result.status, result.code) == (Status.ERROR, "fullmodel.insensitive")
 
 
 def test_processes_of_their_own_come_to_the_same_verdict() -> None:
-    result = judge("reordered", bins=(4,), running=host.running)
+    result = judge("reordered", bins=(8,), running=host.running)
     assert (result.status, result.code) == (Status.PASS, "fullmodel.pass"), result.message
 
 
 def test_a_candidate_whose_process_dies_fails_alone() -> None:
-    result = judge("dies", bins=(4,), running=host.running)
+    result = judge("dies", bins=(8,), running=host.running)
     assert (result.status, result.code) == (Status.FAIL, "fullmodel.crash")
     assert "candidate nano" in result.message and "SIGSEGV" in result.message
 

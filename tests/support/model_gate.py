@@ -74,7 +74,7 @@ def in_process(kind: str, job: Mapping[str, Any], **_: float) -> Iterator[host.O
 
 def judge(
     name: str,
-    bins: Sequence[int] = (1, 8),
+    bins: Sequence[int] = (4, 8),
     mutants: Sequence[Stand] | None = None,
     kernels: Sequence[str] | None = None,
     running: Running = in_process,
