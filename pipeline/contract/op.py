@@ -1,16 +1,17 @@
 """What every op states about itself. One subclass an op, one file each, in a model pack."""
 
 import abc
-import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
+from kgen.contract import families
 from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
-from kgen.records import Problem, canonical_json, sha256_bytes
+from kgen.records import Problem, canonical_json, sha256_bytes, sha256_text
 
 Values = dict[str, torch.Tensor | int | float]
 StockFn = Callable[[Values], dict[str, torch.Tensor]]
@@ -120,7 +121,7 @@ class Op(abc.ABC):
         raise ValueError(f"{self.name}: {tokens} tokens exceed the largest bin {self.pack.bins[-1]}")
 
     def contract_sha256(self) -> str:
-        """Hash of what the contract says: signature data and the source of this op's file."""
+        """Hash of what the contract says: its data, this op's whole file and the shared input families."""
         signature = {
             "name": self.name,
             "dims": {k: dict(v) for k, v in self.dims.items()},
@@ -128,7 +129,8 @@ class Op(abc.ABC):
             "scalars": [repr(s) for s in self.scalars],
             "families": [f.name for f in self.families],
             "floor": self.floor,
-            "source": hashlib.sha256(inspect.getsource(type(self)).encode()).hexdigest(),
+            "source": sha256_text(inspect.getsource(sys.modules[type(self).__module__])),
+            "shared": sha256_text(inspect.getsource(families)),
         }
         return sha256_bytes(canonical_json(signature))
 

@@ -8,7 +8,7 @@ import functools
 import importlib.resources
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +48,18 @@ def render(variant: Variant) -> str:
     """The candidate's source. A tuning table is written one row a line."""
     values = dict(variant.values)
     if "tuning" in values:
-        lines = (f"    ({tokens}, {megabytes}, {_dict(row)})," for tokens, megabytes, row in values["tuning"])
-        values["tuning"] = "\n".join(lines)
+        table = values["tuning"]
+        values["columns"] = " ".join(table[0][2])
+        values["tuning"] = "\n".join(f"    {_line(entry)}," for entry in table)
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     return environment.from_string(_template(variant.template)).render(values)
 
 
-def _dict(row: Row) -> str:
-    return "dict(" + ", ".join(f"{k}={v!r}" for k, v in row.items()) + ")"
+def _line(entry: Sequence[Any]) -> str:
+    tokens, megabytes, row = entry
+    return repr((tokens, megabytes, *row.values())).replace("'", '"')
 
 
 # moe_shared, tensor-core path. Axes of a row; what fits is decided by `fits` for the largest point it serves.
@@ -111,7 +113,7 @@ def _sample_moe_shared(rng: random.Random) -> Variant:
     if kind == "fma":
         values = {"warps": rng.choice((4, 8)), "rows": rng.choice((1, 2, 4)), "unroll": rng.choice((2, 4, 7))}
         return Variant("moe_shared_fma.py.tmpl", {**values, "pdl": pdl})
-    table = [[tokens, 1e9, _sample_row(rng, tokens, pdl)] for tokens in TOKEN_RANGES]
+    table = [[tokens, HEAVY, _sample_row(rng, tokens, pdl)] for tokens in TOKEN_RANGES]
     if kind == "one":  # the stages share a CTA's shared memory: both stream their weights
         for entry in table:
             entry[2] |= {"w": 4, "x": "ring", "x_stages": 4, "down_w": 4, "down_x": "ring"}
@@ -127,7 +129,7 @@ def _sample_attn_res(rng: random.Random) -> Variant:
 # they were found is in runs/README.md. What the measurements taught: 96 CTAs leave room for down's CTAs to fetch their
 # weights meanwhile; a queue beyond about 145 KB keeps those out and loses more than it hides; clusters of 8 do not all
 # fit in one wave.
-LIGHT, HEAVY = 20, 1e9
+LIGHT, HEAVY = 20, 10**6
 REG, DIRECT = ("reg", "bulk", 2, 4), ("all", "direct", 4, 2)
 TUNED = [
     [2, LIGHT, row((24, 4), (8, 1), 8, "bulk", REG)],
