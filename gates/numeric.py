@@ -4,8 +4,9 @@
 
 Seeds are drawn here, after the candidate is fixed; one runner process runs all points; the references are computed
 here, in float64, after the runner has ended. Codes: numeric.pass; numeric.error, .exact, .hard_rule, .guard,
-.inputs_written, .unwritten, .nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer (fail); numeric.runner
-(error); numeric.no_gpu, .other_gpu (skip). Not covered: speed, and what the values mean to a model.
+.inputs_written, .unwritten, .nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer (fail); numeric.runner,
+.contract (error; contract: the op's own reference is unfit to judge); numeric.no_gpu, .other_gpu (skip). Not covered:
+speed, and what the values mean to a model.
 """
 
 import math
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from kgen.contract import DTYPES, Op, Values
+from kgen.contract import DTYPES, Op, Values, selftest
 from kgen.gates import judge, sanitizer
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
@@ -112,6 +113,8 @@ def run_specs(
     started = time.monotonic()
     if (skipped := skip_without(device, op, specs, GATE, "numeric", next_command)) is not None:
         return skipped
+    if unfit := selftest.complaints(op):
+        return GateResult(GATE, Status.ERROR, "numeric.contract", "; ".join(unfit), {}, 0.0, GATE_CONTRACT)
     chosen = [s for s in specs if device == "cpu" or s.problem.arch == device_arch()]
     plan = make_plan(op, chosen)
     job = {

@@ -88,8 +88,8 @@ class AttnRes(Op):
         values: Values = {
             "prefix": rows((tokens, hidden), family, gen),
             "blocks": rows((tokens * slots, hidden), family, gen).reshape(tokens, slots, hidden),
-            "w_norm": 1 + normal((hidden,), gen, 0.1),
-            "w_query": normal((hidden,), gen, 4 * hidden**-0.5),
+            "w_norm": 1 + normal((hidden,), gen, 0.25),
+            "w_query": normal((hidden,), gen, 2 * hidden**-0.5),  # scores of a few units: no source drowns the others
             "w_out": 1 + normal((hidden,), gen, 0.1),
         }
         if problem.axes["variant"] in WITH_DELTA:
