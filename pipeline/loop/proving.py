@@ -109,7 +109,7 @@ def _run(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> Done:
     except Exception as error:  # noqa: BLE001
         work.say(f"{unit.name}: {''.join(traceback.format_exception_only(error)).strip()[:400]}")
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
-        return Done(GateResult(name, Status.ERROR, f"{PREFIX[unit.gate]}.error", text, contract=GATE_CONTRACT))
+        return Done(GateResult(name, Status.ERROR, "loop.error", text, contract=GATE_CONTRACT))
 
 
 def parts(work: Work, folder: CandidateFolder) -> EvidenceSet:
