@@ -46,7 +46,7 @@ class Errors:
         return max(floor, SLACK * self.stock_rounded)
 
     def complaint(self, floor: float) -> str:
-        """"" when both parts of the rule hold, else one line with the numbers."""
+        """ "" when both parts of the rule hold, else one line with the numbers."""
         if not self.candidate_true <= self.allowed_true():
             return f"relL2 to the float64 reference is {self.candidate_true:.3e}, allowed {self.allowed_true():.3e}"
         if not self.candidate_rounded <= self.allowed_rounded(floor):

@@ -3,11 +3,14 @@
 For each launch of a call, in µs:
 
     bytes     every tensor and workspace among its arguments, once, at the rate of a plain read
-    occupancy resident warps an SM, of registers, shared memory and threads; fewer than ENOUGH_WARPS (less for kernels
-              with many wide loads a thread) leave the memory idle: the rate falls in proportion
-    waves     blocks an SM, rounded up, over the mean: SMs that wait for the last block
+    occupancy bytes in flight an SM (Little's law): resident blocks, limited by registers, shared memory and threads,
+              times the wide loads of their threads and, where copies are asynchronous, their shared memory; less than
+              IN_FLIGHT leaves the memory idle, and the rate falls in proportion
+    waves     blocks an SM, rounded up, over the mean: SMs that wait for the last block (square root: the others then
+              have the memory to themselves)
     spills    local memory a thread is traffic: every byte adds SPILL_SHARE of the launch's time
-    launch    a fixed price, lower for a launch that overlaps its predecessor (programmatic dependent launch)
+    launch    a fixed price, lower for a launch that overlaps its predecessor (programmatic dependent launch); a
+              cooperative launch pays once more, for the meeting of its blocks that stands in for a second launch
 
 The cost of a candidate is the sum over the quick tier. It orders designs that differ in these things and knows nothing
 of instruction order, bank conflicts or cache policy: it picks finalists, it never judges. Constants are round figures
@@ -23,8 +26,8 @@ from kgen.contract.tensors import DTYPES
 from kgen.records import BuildRecord, KernelFacts, Launch
 
 LAUNCH_US, DEPENDENT_LAUNCH_US = 2.0, 1.0
-ENOUGH_WARPS = 16.0  # an SM, with one wide load in flight a thread
-WIDE_LOADS = 8.0  # a thread keeps at most about this many in flight
+IN_FLIGHT = 27_000.0  # bytes an SM: 4.48 TB/s times 0.8 µs of latency over 132 SMs
+WIDE_LOADS = 8.0  # of 16 bytes: a thread keeps at most about this many in flight
 SPILL_SHARE = 0.02
 REGISTERS, SMEM, THREADS, BLOCKS = 65536, 233472, 2048, 32  # of an SM
 BLOCK_SMEM = 1024  # reserved with every block
@@ -48,7 +51,7 @@ class LaunchCost:
     bytes: int
     registers: int
     stack_bytes: int
-    warps_per_sm: float
+    in_flight: float  # bytes an SM
     waves: float
 
 
@@ -74,17 +77,27 @@ def launch_cost(op: Op, record: BuildRecord, launch: Launch) -> LaunchCost:
     machine = MACHINES.get(record.problem.arch, MACHINES["sm_90a"])
     blocks = math.prod(launch.grid)
     per_sm = blocks / machine.sms
-    resident = min(resident_blocks(launch, kernel), math.ceil(per_sm))
-    warps = resident * -(-math.prod(launch.block) // 32) * min(1.0, per_sm)
-    loads = min(WIDE_LOADS, max(1.0, record.ptx.get("global_loads_16b", 0) / max(1, len(record.kernels))))
-    busy = min(1.0, warps * math.sqrt(loads) / ENOUGH_WARPS)
+    fits = resident_blocks(launch, kernel)
+    resident = min(fits, math.ceil(per_sm)) * min(1.0, per_sm)
+    in_flight = resident * _block_in_flight(record, launch, kernel)
+    busy = min(1.0, in_flight / IN_FLIGHT)
     balance = per_sm / math.ceil(per_sm)
     bytes_ = launch_bytes(op, record, launch)
     overhead = DEPENDENT_LAUNCH_US if launch.attributes.get("pdl") else LAUNCH_US
+    if launch.attributes.get("cooperative"):
+        overhead += DEPENDENT_LAUNCH_US
     spilled = 1.0 + SPILL_SHARE * kernel.stack_bytes
     us = overhead + spilled * bytes_ / (machine.bytes_per_us * busy * math.sqrt(balance))
-    waves = per_sm / resident_blocks(launch, kernel)
-    return LaunchCost(kernel.name, us, bytes_, kernel.registers, kernel.stack_bytes, warps, waves)
+    return LaunchCost(kernel.name, us, bytes_, kernel.registers, kernel.stack_bytes, in_flight, per_sm / fits)
+
+
+def _block_in_flight(record: BuildRecord, launch: Launch, kernel: KernelFacts) -> float:
+    """Bytes that a block can have on their way. Instruction counts are those of the whole object."""
+    count = record.ptx.get
+    wide = (count("global_loads_16b", 0) + count("global_loads_32b", 0)) / max(1, len(record.kernels))
+    by_threads = 16.0 * math.prod(launch.block) * min(WIDE_LOADS, max(0.5, wide))
+    copies = count("cp_async", 0) + count("bulk_copies", 0)
+    return by_threads + float(launch.dynamic_smem + kernel.static_smem if copies else 0)
 
 
 def static_cost(op: Op, records: Sequence[BuildRecord]) -> float:

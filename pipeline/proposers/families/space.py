@@ -67,6 +67,8 @@ SPLITS = ((96, 1), (48, 2), (24, 4), (12, 8))  # (row groups, K splits): 96 CTAs
 WARPS = ((8, 1), (7, 1), (4, 2), (2, 4), (4, 1))  # (along K, along rows)
 DOWN = (("reg", "bulk", 2, 4), ("all", "bulk", 2, 4), ("all", "ring", 2, 4), ("all", "direct", 4, 2))
 TOKEN_RANGES = (8, 16, 32, 64)
+LIGHT, HEAVY = 20, 10**6  # MB of weights that a row serves at most
+ONE_KERNEL_RESERVE = 112 * 1024  # bytes that the second stage of one kernel needs beside the first
 
 
 def row(
@@ -82,8 +84,11 @@ def row(
     }  # fmt: skip
 
 
-def fits(row: Row, tokens: int) -> bool:
-    """Whether gate_up's queues fit shared memory at the widest problem: 96 pair groups of 8 rows, K of 7168."""
+def fits(row: Row, tokens: int, reserve: int = 2048) -> bool:
+    """Whether gate_up's queues fit shared memory at the widest problem (96 pair groups of 8 rows, K of 7168).
+
+    `reserve`: bytes that must stay free.
+    """
     tiles_each = 96 // row["groups"] // row["warps_r"]
     if tiles_each < 1:
         return False
@@ -93,17 +98,19 @@ def fits(row: Row, tokens: int) -> bool:
     ring = 512 * row["warps_k"] * token_tiles * row["x_stages"]
     bulk = tokens * 2 * (7168 // row["ksplit"] + 96)
     accumulators = 4 * tiles_each * token_tiles
-    return weights + (bulk if row["x"] == "bulk" else ring) < SMEM - 2048 and accumulators <= 128
+    return weights + (bulk if row["x"] == "bulk" else ring) < SMEM - reserve and accumulators <= 128
 
 
-def _sample_row(rng: random.Random, tokens: int, pdl: bool) -> dict[str, Any]:
+def _sample_row(rng: random.Random, tokens: int, pdl: bool, one: bool) -> dict[str, Any]:
     while True:
         split, warps, down = rng.choice(SPLITS), rng.choice(WARPS), rng.choice(DOWN)
         x = rng.choice(("bulk", "ring")) if tokens <= 8 else "ring"
         if tokens > 16 and down[1] == "bulk":
             continue
         candidate = row(split, warps, rng.choice((4, 5, 6, 8, 10, 12, 14)), x, down, pdl, rng.choice((32, 64)))
-        if fits(candidate, tokens):
+        if one:  # the stages of one kernel share a CTA's shared memory: both stream
+            candidate |= {"w": 3, "x": "ring", "x_stages": 3, "down_w": 3, "down_x": "ring"}
+        if fits(candidate, tokens, reserve=ONE_KERNEL_RESERVE if one else 2048):
             return candidate
 
 
@@ -113,10 +120,7 @@ def _sample_moe_shared(rng: random.Random) -> Variant:
     if kind == "fma":
         values = {"warps": rng.choice((4, 8)), "rows": rng.choice((1, 2, 4)), "unroll": rng.choice((2, 4, 7))}
         return Variant("moe_shared_fma.py.tmpl", {**values, "pdl": pdl})
-    table = [[tokens, HEAVY, _sample_row(rng, tokens, pdl)] for tokens in TOKEN_RANGES]
-    if kind == "one":  # the stages share a CTA's shared memory: both stream their weights
-        for entry in table:
-            entry[2] |= {"w": 4, "x": "ring", "x_stages": 4, "down_w": 4, "down_x": "ring"}
+    table = [[tokens, HEAVY, _sample_row(rng, tokens, pdl, kind == "one")] for tokens in TOKEN_RANGES]
     return Variant("moe_shared.py.tmpl", {"tuning": table, "kernels": 1 if kind == "one" else 2})
 
 
@@ -129,7 +133,6 @@ def _sample_attn_res(rng: random.Random) -> Variant:
 # they were found is in runs/README.md. What the measurements taught: 96 CTAs leave room for down's CTAs to fetch their
 # weights meanwhile; a queue beyond about 145 KB keeps those out and loses more than it hides; clusters of 8 do not all
 # fit in one wave.
-LIGHT, HEAVY = 20, 10**6
 REG, DIRECT = ("reg", "bulk", 2, 4), ("all", "direct", 4, 2)
 TUNED = [
     [2, LIGHT, row((24, 4), (8, 1), 8, "bulk", REG)],
