@@ -9,6 +9,7 @@ Classes are matched by name, so that nothing heavy is imported to say that an op
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,6 @@ CODES: Mapping[str, int] = {
     "kgen.gates.kit_wheels.KitError": ENVIRONMENT,
     "kgen.serve.runtime.RuntimeMissing": ENVIRONMENT,
     "builtins.ModuleNotFoundError": ENVIRONMENT,
-    "builtins.ValueError": USAGE,
     "builtins.OSError": INFRASTRUCTURE,
 }
 # evidence that is no evidence is a wrong argument; evidence that does not hold together is damage; else it is refused
@@ -55,7 +55,7 @@ INSTALL = (
 )
 
 
-class Usage(Exception):
+class Usage(ValueError):
     """A wrong argument: one line that says what would be right."""
 
 
@@ -73,8 +73,9 @@ ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if 
 def run(app: typer.Typer, argv: Sequence[str]) -> int:
     """Run a command line; returns the exit code. Never lets an exception through."""
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy: kgen needs none
-    output.as_json = "--json" in argv
-    signal.signal(signal.SIGTERM, _terminated)
+    output.as_json, output.emitted = "--json" in argv, False
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         code = app(args=list(argv), prog_name="kgen", standalone_mode=False)
         sys.stdout.flush()

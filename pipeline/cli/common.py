@@ -1,5 +1,7 @@
 """Options that several commands share, and the places and ops that they name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +11,8 @@ from kgen.cli.boundary import Usage
 
 if TYPE_CHECKING:
     from kgen.contract.op import Op
-    from kgen.store import Run, Runs
+    from kgen.loop.settings import Settings
+    from kgen.store import CandidateFolder, Run, Runs
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, part of it, its folder, or 'latest'.")]
 RunsOption = Annotated[str, typer.Option("--runs", metavar="DIR", help="Folder of the run folders (KGEN_RUNS).")]
@@ -17,6 +20,15 @@ SetOption = Annotated[str, typer.Option("--set", metavar="DIR", help="Kernel set
 CacheOption = Annotated[str, typer.Option("--cache", metavar="DIR", help="Cache of builds (KGEN_CACHE).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+@contextmanager
+def arguments() -> Iterator[None]:
+    """A ValueError of the block is about what the user asked for, and its one line says what would be right."""
+    try:
+        yield
+    except ValueError as error:
+        raise Usage(str(error)) from error
 
 
 def runs_at(folder: str) -> "Runs":
@@ -32,18 +44,32 @@ def cache_at(folder: str) -> Path:
 
 
 def find_run(name: str, folder: str) -> "Run":
-    """Raises ValueError (one line) when there is no such run."""
-    return runs_at(folder).find(name)
+    """Raises Usage when there is no such run."""
+    with arguments():
+        return runs_at(folder).find(name)
+
+
+def find_candidate(run: "Run", name: str) -> "CandidateFolder":
+    """Raises Usage when the run has no such candidate."""
+    with arguments():
+        return run.folder(name)
 
 
 def find_op(name: str) -> "Op":
-    """Raises ValueError (one line, with the known names)."""
+    """Raises Usage with the known names."""
     from kgen.ops import REGISTRY
 
-    return REGISTRY.get(name)
+    with arguments():
+        return REGISTRY.get(name)
 
 
 def one_of(option: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise Usage(f"{option} {value!r} is unknown; known: {', '.join(known)}")
     return value
+
+
+def checked(settings: "Settings", op: "Op") -> "Settings":
+    """Raises Usage for a matrix or limits that make no sense."""
+    with arguments():
+        return settings.checked(op)

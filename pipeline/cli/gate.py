@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kgen.cli import boundary, output
-from kgen.cli.common import CacheOption, JsonOption, cache_at, find_op, one_of
+from kgen.cli.common import CacheOption, JsonOption, cache_at, checked, find_op, one_of
 
 if TYPE_CHECKING:
     from kgen.contract.op import Op
@@ -42,14 +42,15 @@ def gate(
 
     one_of("GATE", name, NAMES)
     found = find_op(op)
-    settings = Settings(
+    asked = Settings(
         found.name,
         "file",
         archs=tuple(arch or ["sm_90a"]),
         dims=tuple(dims or ()),
         bins=tuple(tokens or found.pack.quick_bins),
         unsafe=unsafe,
-    ).checked(found)
+    )
+    settings = checked(asked, found)
     candidate = Candidate(found.name, _source(file), Origin("file", {"name": Path(file).name}))
     result = _run(name, found, settings, candidate, cache_at(cache))
     if json:

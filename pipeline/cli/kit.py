@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kgen.cli import boundary, output
-from kgen.cli.common import CacheOption, JsonOption, RunArgument, RunsOption, cache_at, find_op, find_run, runs_at
+from kgen.cli.common import (
+    CacheOption,
+    JsonOption,
+    RunArgument,
+    RunsOption,
+    cache_at,
+    find_candidate,
+    find_op,
+    find_run,
+    runs_at,
+)
 
 if TYPE_CHECKING:
     from kgen.gates.kit_units import Carried
@@ -34,7 +44,7 @@ def kit(
     found = find_run(run, runs)
     op, place = find_op(found.info.op), cache_at(cache)
     blobs = Blobs(place / "objects")
-    folders = [found.folder(name) for name in candidate] if candidate else _staged(found)
+    folders = [find_candidate(found, name) for name in candidate] if candidate else _staged(found)
     carried = []
     for folder in folders:
         builds = folder.builds()

@@ -47,7 +47,9 @@ class Watcher(AbstractContextManager["Watcher"]):
             {"say": self._say, "stage": self._begin, "step": self._step}[event.kind](event)
 
     def _say(self, event: Event) -> None:
-        self.console.print(Text(event.text))
+        if self._done >= self._total:
+            self._close_stage()
+        self._line(Text(event.text))
 
     def _begin(self, event: Event) -> None:
         self._close_stage()
@@ -64,7 +66,7 @@ class Watcher(AbstractContextManager["Watcher"]):
         if failed and event.result is not None:
             line = event.result.message.strip().splitlines() or [""]
             text = f"  {event.candidate}  {event.result.status}  {event.result.code}  {line[0][:110]}"
-            self.console.print(Text(text, style=STYLE[event.result.status]))
+            self._line(Text(text, style=STYLE[event.result.status]))
 
     def _close_stage(self) -> None:
         """A finished stage becomes one line."""
@@ -73,5 +75,8 @@ class Watcher(AbstractContextManager["Watcher"]):
         if self._progress is not None and self._task is not None:
             self._progress.remove_task(self._task)
         failed = f", {self._failed} failed" if self._failed else ""
-        self.console.print(Text(f"{self._stage}: {min(self._done, self._total)}/{self._total}{failed}"))
+        self._line(Text(f"{self._stage}: {min(self._done, self._total)}/{self._total}{failed}"))
         self._stage, self._task = "", None
+
+    def _line(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=True)

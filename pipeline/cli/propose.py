@@ -17,6 +17,7 @@ from kgen.cli.common import (
     RunsOption,
     SetOption,
     cache_at,
+    checked,
     find_op,
     find_run,
     runs_at,
@@ -83,7 +84,7 @@ def propose(
     choice = choose(proposer, source=source)
     name = choice.proposer.name
     budget = BUDGETS.get(name, WRITER_BUDGET)
-    settings = Settings(
+    asked = Settings(
         op=found.name,
         proposer=name,
         seed=seed,
@@ -96,7 +97,8 @@ def propose(
         bins=tuple(tokens or ()),
         replay=str(source or ""),
         unsafe=unsafe,
-    ).checked(found)
+    )
+    settings = checked(asked, found)
     output.log_to_stderr(quiet)
     if not quiet:
         output.say(choice.line)
@@ -123,7 +125,7 @@ def resume(
     found = find_run(run, runs)
     settings = read_settings(found.info.settings, f"{found.path}/run.json")
     op = find_op(settings.op)
-    settings = (replace(settings, minutes=minutes) if minutes else settings).checked(op)
+    settings = checked(replace(settings, minutes=minutes) if minutes else settings, op)
     output.log_to_stderr(quiet)
     proposer = choose(settings.proposer, source=Path(settings.replay) if settings.replay else None).proposer
     _drive(found, op, settings, proposer, cache_at(cache), kernels if promote else None, json, quiet)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kgen.cli import output
-from kgen.cli.common import JsonOption, RunArgument, RunsOption, find_op, find_run, runs_at
+from kgen.cli.common import JsonOption, RunArgument, RunsOption, find_candidate, find_op, find_run, runs_at
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +50,7 @@ def show(
     found = find_run(run, runs)
     op = find_op(found.info.op)
     if candidate:
-        source = found.folder(candidate).candidate()
+        source = find_candidate(found, candidate).candidate()
         if json:
             output.emit(source)
         else:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kgen.cli import boundary, output
-from kgen.cli.common import CacheOption, JsonOption, RunArgument, RunsOption, SetOption, cache_at, find_op, find_run
+from kgen.cli.common import (
+    CacheOption,
+    JsonOption,
+    RunArgument,
+    RunsOption,
+    SetOption,
+    cache_at,
+    find_candidate,
+    find_op,
+    find_run,
+)
 
 if TYPE_CHECKING:
     from kgen.promotion import Current, Finding
@@ -60,7 +70,7 @@ def promote_run(run: "Run", candidate: str, kernels: str, cache: Path, trust: bo
         raise boundary.Stopped(f"run {run.id} has no candidate; next: {document.next_command}")
     name = candidate or (document.subject.folder if document.subject else "")
     place = target(kernels)
-    case = gather(run.folder(name), Blobs(cache / "objects"))
+    case = gather(find_candidate(run, name), Blobs(cache / "objects"))
     promotion = promote_case(place, case, current(), run.key(), trust)
     labels = list(promotion.labels.values())
     replaced = sorted({seq for seq in promotion.previous.values() if seq})

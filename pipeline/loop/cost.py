@@ -94,7 +94,7 @@ def launch_cost(op: Op, record: BuildRecord, launch: Launch) -> LaunchCost:
 def _block_in_flight(record: BuildRecord, launch: Launch, kernel: KernelFacts) -> float:
     """Bytes that a block can have on their way. Instruction counts are those of the whole object."""
     count = record.ptx.get
-    wide = (count("global_loads_16b", 0) + count("global_loads_32b", 0)) / max(1, len(record.kernels))
+    wide = float(count("global_loads_16b", 0) + count("global_loads_32b", 0)) / max(1, len(record.kernels))
     by_threads = 16.0 * math.prod(launch.block) * min(WIDE_LOADS, max(0.5, wide))
     copies = count("cp_async", 0) + count("bulk_copies", 0)
     return by_threads + float(launch.dynamic_smem + kernel.static_smem if copies else 0)
