@@ -49,7 +49,7 @@ def codes() -> Iterator[str]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 prefix = PREFIXED.get((where, node.func.id))
                 words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-                if prefix and words:
+                if prefix and words and words[0].replace("_", "").isalpha():
                     yield f"{prefix}.{words[0]}"
 
 
