@@ -101,21 +101,19 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "inside", "suffixes"),
-    [
-        ("pipeline", "kgen", (".py", ".c", ".typed")),
-        ("gates", "kgen/gates", (".py", ".c")),
-        ("prompts", "kgen/prompts", (".py", ".md")),
-        ("generated_kernels", "kgen/generated_kernels", (".py", ".json", ".xz")),
-    ],
+    ("folder", "inside"),
+    [("pipeline", "kgen"), *((folder, name.replace(".", "/")) for name, folder in PACKAGES.items())],
 )
-def test_every_module_and_data_file_is_in_the_wheel(
-    names: set[str], folder: str, inside: str, suffixes: tuple[str, ...]
+def test_every_file_of_a_package_is_in_the_wheel_and_no_other(
+    wheel: Path, names: set[str], folder: str, inside: str
 ) -> None:
-    paths = {p.relative_to(ROOT / folder).as_posix() for p in (ROOT / folder).rglob("*") if p.suffix in suffixes}
-    assert paths and {f"{inside}/{p}" for p in paths if not p.startswith(".")} <= names
-    odd = {n for n in names if n.startswith(f"{inside}/") and not n.endswith((*suffixes, ".py", ".c", ".md", ".typed"))}
-    assert folder == "pipeline" or not odd
+    source = wheel.parent / "tree" / folder
+    kept = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
+    others = tuple(f"{name.replace('.', '/')}/" for name in PACKAGES) if folder == "pipeline" else ()
+    packed = {
+        n.removeprefix(f"{inside}/") for n in names if n.startswith(f"{inside}/") and not n.startswith(others or "-")
+    }
+    assert kept and packed == kept
 
 
 def test_the_installed_command_runs_outside_the_checkout(environment: Path, tmp_path: Path) -> None:
