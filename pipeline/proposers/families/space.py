@@ -98,7 +98,7 @@ def fits(row: Row, tokens: int, reserve: int = 2048) -> bool:
     ring = 512 * row["warps_k"] * token_tiles * row["x_stages"]
     bulk = tokens * 2 * (7168 // row["ksplit"] + 96)
     accumulators = 4 * tiles_each * token_tiles
-    return weights + (bulk if row["x"] == "bulk" else ring) < SMEM - reserve and accumulators <= 128
+    return bool(weights + (bulk if row["x"] == "bulk" else ring) < SMEM - reserve and accumulators <= 128)
 
 
 def _sample_row(rng: random.Random, tokens: int, pdl: bool, one: bool) -> dict[str, Any]:
