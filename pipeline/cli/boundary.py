@@ -78,18 +78,24 @@ def run(app: typer.Typer, argv: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, _terminated)
     try:
         code = app(args=list(argv), prog_name="kgen", standalone_mode=False)
+        if code == INTERRUPTED:  # what newer versions of typer make of Ctrl-C
+            return _interrupted()
         sys.stdout.flush()
         return int(code or OK)
-    except BrokenPipeError:  # `kgen ... | head`: whoever read has read enough
+    except (BrokenPipeError, SystemExit):  # `kgen ... | head`: whoever read has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (KeyboardInterrupt, typer.Abort):
-        return complain("interrupted; what was finished is kept: kgen resume latest", INTERRUPTED)
+        return _interrupted()
     except ClickException as error:
         return _usage(error)
     # The boundary of the process: whatever went wrong becomes one line and an exit code.
     except Exception as error:  # noqa: BLE001
         return complain(_line(error), exit_code(error), error)
+
+
+def _interrupted() -> int:
+    return complain("interrupted; what was finished is kept: kgen resume latest", INTERRUPTED)
 
 
 def _terminated(signum: int, frame: FrameType | None) -> None:

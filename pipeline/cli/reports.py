@@ -25,7 +25,8 @@ def report(
     from kgen.store import DURABLE
     from kgen.store.documents import json_bytes
 
-    form = "json" if json else one_of("--format", form, ("md", "json"))
+    form = one_of("--format", form, ("md", "json"))
+    form = "json" if json else form
     found = find_run(run, runs)
     document = read(found, find_op(found.info.op))
     data = json_bytes(as_json(document)) if form == "json" else markdown(document).encode("utf-8")

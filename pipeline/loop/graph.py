@@ -20,7 +20,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from kgen.loop.rounds import read_rounds
-from kgen.loop.steps import State, Steps, started_over
+from kgen.loop.steps import State, Steps
 from kgen.loop.work import Work
 from kgen.records import GATES
 
@@ -39,7 +39,7 @@ def build(steps: Steps, saver: SqliteSaver) -> Graph:
         graph.add_node(gate, partial(steps.gate, gate))
     graph.add_node("judge", steps.judge)
 
-    graph.add_edge(START, "propose")
+    graph.add_conditional_edges(START, lambda s: not s["over"], {True: "propose", False: END})
     graph.add_conditional_edges("propose", lambda s: bool(s["candidates"]), {True: "compile", False: END})
     for gate, following in pairwise((*GATES, "judge")):
         graph.add_conditional_edges(gate, lambda s: bool(s["alive"]), {True: following, False: "judge"})
@@ -50,13 +50,14 @@ def build(steps: Steps, saver: SqliteSaver) -> Graph:
 def drive(work: Work) -> str:
     """Run the loop to its end, from wherever it was; returns why it ended."""
     with _saver(work.run.path / CHECKPOINT) as saver:
-        graph = build(Steps(work), saver)
+        steps = Steps(work)
+        graph = build(steps, saver)
         rounds = max(work.settings.rounds, len(read_rounds(work.run))) + 1
         config: RunnableConfig = {
             "configurable": {"thread_id": work.run.id},
             "recursion_limit": NODES_A_ROUND * rounds + NODES_A_ROUND,
         }
-        start = None if _fits(work, graph, config) else started_over(work)
+        start = None if _fits(work, graph, config) else steps.resumed()
         if start is not None:
             saver.delete_thread(work.run.id)
         final = graph.invoke(start, config, durability="sync")

@@ -154,6 +154,18 @@ class Steps:
         )
         return next((text for holds, text in reasons if holds), "")
 
+    def resumed(self) -> State:
+        """The state from the run folder alone: before the first round that is not judged; over, if nothing is left."""
+        rounds = read_rounds(self.work.run)
+        state: State = {"round": rounds[-1].number if rounds else 0, "candidates": [], "alive": [], "over": ""}
+        opened = next((r.number for r in rounds if not r.judged and r.candidates), None)
+        if opened is not None:
+            return {**state, "round": opened - 1}
+        if not rounds:
+            return state
+        last = rounds[-1]
+        return {**state, "over": self.over(state) if last.candidates else last.note}
+
 
 def verdicts(folders: Sequence[CandidateFolder]) -> list[Verdict]:
     return [v for f in folders if (v := f.verdict()) is not None]
@@ -164,14 +176,6 @@ def reached(work: Work) -> bool:
     found = verdicts(work.run.folders())
     here = work.arch in work.settings.archs
     return any(v.promotable or (v.staged and not here) for v in found)
-
-
-def started_over(work: Work) -> State:
-    """The state from the run folder alone: before the first round that is not judged."""
-    rounds = read_rounds(work.run)
-    open_round = next((r.number for r in rounds if not r.judged), None)
-    number = open_round - 1 if open_round is not None else (rounds[-1].number if rounds else 0)
-    return {"round": number, "candidates": [], "alive": [], "over": ""}
 
 
 def reopen(work: Work) -> int:

@@ -5,19 +5,22 @@ from collections.abc import Iterable, Sequence
 
 CELL = 220  # characters of a message in a table
 LOG = 3000  # characters of a log
+CODE = 120
+# what Markdown or HTML would act on; an underscore inside a word is none of it
+LIVE = re.compile(r"[&<>|\\`*\[\]#@~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def cell(text: object, limit: int = CELL) -> str:
     """One line without live markup: no pipes, HTML, links, mentions or code fences of its own."""
     line = " ".join(str(text).split())
     line = line if len(line) <= limit else line[: limit - 1] + "…"
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "&#124;")
-    return re.sub(r"([\\`*\[\]#@~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", lambda m: f"&#{ord(m[1])};", line)
+    return LIVE.sub(lambda m: NAMED.get(m[0], f"&#{ord(m[0])};"), line)
 
 
 def code(text: object) -> str:
-    """Short inline code for text of our own making (names, hashes, commands)."""
-    clean = " ".join(str(text).split()).replace("`", "'").replace("|", "&#124;")
+    """Short inline code: names, hashes, commands. What is inside a code span is inert."""
+    clean = " ".join(str(text).split()).replace("`", "'").replace("|", "/")[:CODE]
     return f"`{clean}`" if clean else ""
 
 

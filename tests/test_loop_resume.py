@@ -1,0 +1,87 @@
+"""Real `kgen propose` processes, killed or interrupted at several stages: a resume repeats nothing finished."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.loops import FORBIDDEN, SMALL, kgen, killed_when, only_json, recording, source, stamps, started, the_run
+
+from kgen.loop.rounds import read_rounds
+from kgen.store import Run
+
+COUNT = 5  # candidates: enough that a kill finds some done and some not
+
+
+def has(run: Run, name: str, count: int = 1) -> bool:
+    return len(list(run.path.glob(f"*/{name}"))) >= count
+
+
+def ranked(run: Run) -> bool:
+    return any(r.ranked for r in read_rounds(run))
+
+
+STAGES: dict[str, Callable[[Run], bool]] = {
+    "proposed": lambda run: has(run, "kernel.py", COUNT),
+    "in the quick tier": lambda run: has(run, "quick.json", 2),
+    "in the full matrix": ranked,
+    "after a finalist": lambda run: has(run, "builds.json"),
+}
+
+
+def propose(home: Path, name: str) -> tuple[str, ...]:
+    sources = [*(source(f"{name} {i}") for i in range(COUNT - 1)), FORBIDDEN + f"# {name}\n"]
+    recorded = recording(home / "recorded", sources)
+    return ("propose", "--op", "moe_shared", "--proposer", "replay", "--replay", str(recorded), *SMALL)
+
+
+def check_whole(run: Run) -> None:
+    verdicts = [f.verdict() for f in run.folders()]
+    assert len(verdicts) == COUNT and all(v is not None for v in verdicts)
+    assert sum(v.staged for v in verdicts if v) == 2
+    assert [v.failed.code for v in verdicts if v and v.failed] == ["screen.import"]
+    assert run.info.outcome == "staged"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_kill_9_loses_nothing_and_resume_repeats_nothing(stage: str, tmp_path: Path) -> None:
+    process = killed_when(tmp_path, STAGES[stage], signal.SIGKILL, *propose(tmp_path, stage))
+    process.communicate(timeout=30)
+    run = the_run(tmp_path)
+    before = stamps(run)
+    assert run.state == "interrupted"
+    if stage == "in the full matrix":  # the checkpoint is a convenience
+        (run.path / "graph.sqlite").unlink()
+    done = kgen(tmp_path, "resume", run.id)
+    assert done.returncode == 0, done.stderr
+    check_whole(run)
+    after = stamps(run)
+    assert {k: after[k] for k in before} == before
+
+
+def test_ctrl_c_marks_the_run_and_a_single_one_of_two_resumes_takes_it_up(tmp_path: Path) -> None:
+    process = killed_when(tmp_path, STAGES["proposed"], signal.SIGINT, *propose(tmp_path, "sigint"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err and "kgen resume" in err
+    run = the_run(tmp_path)
+    assert (run.info.outcome, run.info.finished, run.state) == ("interrupted", "", "interrupted")
+    before = stamps(run)
+    both = [started(tmp_path, "resume", run.id, "--json") for _ in range(2)]
+    said = [p.communicate(timeout=120) for p in both]
+    assert sorted(p.returncode for p in both) == [0, 4], said
+    busy = next(i for i, p in enumerate(both) if p.returncode == 4)
+    assert "in use by another kgen process" in said[busy][1]
+    assert only_json(said[busy][0])["exit_code"] == 4
+    assert only_json(said[1 - busy][0])["outcome"] == "staged"
+    check_whole(run)
+    after = stamps(run)
+    assert {k: after[k] for k in before} == before
+
+
+def test_sigterm_is_as_good_as_ctrl_c(tmp_path: Path) -> None:
+    process = killed_when(tmp_path, STAGES["proposed"], signal.SIGTERM, *propose(tmp_path, "sigterm"))
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads((the_run(tmp_path).path / "run.json").read_text())["outcome"] == "interrupted"
