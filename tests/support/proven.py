@@ -58,7 +58,7 @@ def results(status: Status = Status.PASS) -> tuple[GateResult, ...]:
     ran = status is not Status.SKIP
     evidence = ({"table": table()} if ran else {}, model_evidence() if ran else {}, {})
     names = ("unit-numeric", "full-model-eval", "perf-sweep")
-    word = status.value
+    word = "no_gpu" if status is Status.SKIP else status.value
     return tuple(
         GateResult(n, status, f"{n.split('-')[1]}.{word}", f"it {word}", e, 1.5, GATE_CONTRACT)
         for n, e in zip(names, evidence, strict=True)
