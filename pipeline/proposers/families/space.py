@@ -97,8 +97,10 @@ def fits(row: Row, tokens: int, reserve: int = 2048) -> bool:
     weights = threads * 32 * tiles_each * row["w"]
     ring = 512 * row["warps_k"] * token_tiles * row["x_stages"]
     bulk = tokens * 2 * (7168 // row["ksplit"] + 96)
+    sums = 32 * (16 * (96 // row["groups"]) + 20) * token_tiles * row["warps_k"]  # they take the weights' place
+    used = max(weights, sums) + (bulk if row["x"] == "bulk" else ring)
     accumulators = 4 * tiles_each * token_tiles
-    return bool(weights + (bulk if row["x"] == "bulk" else ring) < SMEM - reserve and accumulators <= 128)
+    return bool(used < SMEM - reserve and accumulators <= 128)
 
 
 def _sample_row(rng: random.Random, tokens: int, pdl: bool, one: bool) -> dict[str, Any]:
