@@ -73,8 +73,9 @@ def test_finalists_hold_builds_of_every_point_and_of_the_mutants(go: Go) -> None
     assert {(b.defect, b.problem.tokens) for b in builds if b.defect} == {("tile_scale", t) for t in (1, 2, 8)}
     compiled = folder.result("compile")
     assert compiled is not None
-    assert compiled.evidence["mutants"]["tile_scale"] == "3 built"
-    assert "drop_last_k" in compiled.evidence["mutants"]  # nothing to drop in a copy: said, not hidden
+    assert compiled.evidence["mutants"]["tile_scale"] == "3 of 3 built"
+    # nothing to drop in a copy: said, not hidden
+    assert compiled.evidence["mutants"]["drop_last_k"].startswith("0 of 3 built; ")
 
 
 def test_a_finalist_that_fails_in_the_full_matrix_makes_room_for_the_next(go: Go) -> None:

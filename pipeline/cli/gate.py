@@ -100,7 +100,7 @@ def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cach
         mutants: list[CompileReport] = []
         if name == "full-model-eval":
             problems = matrix.mutants(op, settings)
-            mutants = [compiler.run(candidate, problems, defect) for defect in matrix.MUTANT_DEFECTS]
+            mutants = [compiler.run(candidate, [p], defect) for defect in matrix.MUTANT_DEFECTS for p in problems]
     return _on_gpu(name, op, report, mutants, cache / "linked")
 
 

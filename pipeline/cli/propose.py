@@ -165,7 +165,7 @@ def _drive(
 def conclude(run: "Run", op: "Op", json: bool) -> "Document":
     """Write the report; show the summary table, the path to the report and the next command."""
     from kgen.report import markdown, read
-    from kgen.report.sections import label
+    from kgen.report.background import label
 
     document = read(run, op)
     path = run.path / "report.md"

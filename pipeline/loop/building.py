@@ -97,31 +97,38 @@ def _full(work: Work, folder: CandidateFolder) -> GateResult:
     problems, mutants = matrix.full(work.op, work.settings), matrix.mutants(work.op, work.settings)
     total = len(problems) + len(mutants) * len(matrix.MUTANT_DEFECTS)
     work.stage(f"compile, full matrix of {folder.short_id}", total)
-    report = _watched(work, partial(work.gate.run, candidate, problems))
+    report = _all(work, [partial(work.gate.run, candidate, problems)])[0]
     records, result = [a.record for a in report.artefacts], report.result
     if result.passed:
-        mutated, said = _mutants(work, candidate)
+        mutated, said, broken = _mutants(work, candidate)
         folder.write_builds((*records, *mutated))
-        result = replace(result, evidence={**result.evidence, "tier": "full", "mutants": said})
+        evidence = {**result.evidence, "tier": "full", "mutants": said}
+        result = broken or replace(result, evidence=evidence)
     folder.write_result(result)
     work.say(f"{folder.short_id}: {result.status}  {result.code}  {result.message.splitlines()[0][:160]}")
     return result
 
 
-def _mutants(work: Work, candidate: Candidate) -> tuple[list[BuildRecord], dict[str, str]]:
-    """Builds with a planted defect, and per defect what came of it. A defect that cannot be planted is no failure here:
-    the model gate says what that means for its proof."""
+def _mutants(work: Work, candidate: Candidate) -> tuple[list[BuildRecord], dict[str, str], GateResult | None]:
+    """Builds with a planted defect, what came of each defect, and an error of ours if there was one.
+
+    A defect that cannot be planted at a point is no failure: the model gate says what that means for its proof.
+    """
     records: list[BuildRecord] = []
     said: dict[str, str] = {}
     problems = matrix.mutants(work.op, work.settings)
     for defect in matrix.MUTANT_DEFECTS:
-        report = _watched(work, partial(work.gate.run, candidate, problems, defect))
-        records += [a.record for a in report.artefacts]
-        said[defect] = f"{len(report.artefacts)} built" if report.result.passed else report.result.message[:400]
-    return records, said
+        reports = _all(work, [partial(work.gate.run, candidate, (p,), defect) for p in problems])
+        built = [a.record for report in reports for a in report.artefacts]
+        failed = [r.result for r in reports if not r.result.passed]
+        records += built
+        said[defect] = f"{len(built)} of {len(problems)} built" + (f"; {failed[0].message[:400]}" if failed else "")
+        if error := next((r for r in failed if r.status is Status.ERROR), None):
+            return records, said, error
+    return records, said, None
 
 
-def _watched(work: Work, call: Callable[[], CompileReport]) -> CompileReport:
+def _all(work: Work, calls: Sequence[Callable[[], CompileReport]]) -> list[CompileReport]:
     """Run the gate beside this thread, telling the watcher of every problem that is done."""
     before = work.gate.cached + work.gate.built
 
@@ -132,10 +139,10 @@ def _watched(work: Work, call: Callable[[], CompileReport]) -> CompileReport:
             work.step("")
         before = now
 
-    with _pool(work, 1) as pool:
-        future = pool.submit(call)
-        _collect([future], tick)
-        return future.result()
+    with _pool(work, len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        _collect(futures, tick)
+        return [future.result() for future in futures]
 
 
 def _collect(futures: Sequence["Future[Any]"], tick: Callable[[], None]) -> None:

@@ -3,16 +3,12 @@
 The only place that knows LangGraph. The checkpoint (graph.sqlite) is a convenience derived from the run folder.
 """
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-
-os.environ["LANGSMITH_TRACING"] = "false"  # nothing about a run leaves this machine
-os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")  # a checkpoint holds plain values only
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.sqlite import SqliteSaver

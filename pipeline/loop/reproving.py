@@ -64,7 +64,7 @@ def _mutants(op: Op, candidate: Candidate, builds: tuple[BuildRecord, ...], cach
     problems = [b.problem for b in builds if b.problem.dims == first and b.problem.tokens in few]
     try:
         with CompileGate(op, cache) as gate:
-            reports = [gate.run(candidate, problems, defect) for defect in matrix.MUTANT_DEFECTS]
+            reports = [gate.run(candidate, [p], defect) for defect in matrix.MUTANT_DEFECTS for p in problems]
     except (NoSandboxError, RecorderError, BuilderError):
         return ()
     return tuple(a.record for report in reports for a in report.artefacts)

@@ -6,6 +6,7 @@
 Not covered: choosing the proposer, showing progress, promoting.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ PROMOTABLE, STAGED, REFUSED, ERROR, NOTHING, INTERRUPTED = (
     "interrupted",
 )
 
+# Nothing about a run leaves this machine, and a checkpoint may hold plain values only. Both are read at import.
+LANGGRAPH = {"LANGSMITH_TRACING": "false", "LANGGRAPH_STRICT_MSGPACK": "true"}
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -51,6 +55,7 @@ def work_on(
 
     Interrupted by an exception, the run says so and can be taken up again.
     """
+    os.environ.update(LANGGRAPH)
     from kgen.loop.graph import drive  # LangGraph takes a second to import
 
     with run.lock():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from kgen.report import sections
+from kgen.report import background, sections
 from kgen.report.document import Document
 
 Section = Callable[[Document], str]
@@ -15,14 +15,14 @@ ORDER = (
     sections.numeric,
     sections.model,
     sections.speed,
-    sections.built,
-    sections.candidates,
-    sections.environment,
-    sections.provenance,
-    sections.reproduce,
-    sections.logs,
+    background.built,
+    background.candidates,
+    background.environment,
+    background.provenance,
+    background.reproduce,
+    background.logs,
 )
-LEFT_OUT_FIRST = (sections.logs, sections.candidates, sections.provenance, sections.built, sections.model)
+LEFT_OUT_FIRST = (background.logs, background.candidates, background.provenance, background.built, sections.model)
 LEFT_OUT = "_Left out, because a comment holds 64 KiB: {names}. All of it: `kgen report {run} --format json`._"
 
 
