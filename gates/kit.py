@@ -44,6 +44,7 @@ class KitCandidate:
     id: str
     artefacts: tuple[Built, ...]
     mutants: tuple[Built, ...] = ()
+    champions: tuple[Built, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def _table(contents: Contents, files: list[dict[str, Any]]) -> dict[str, Any]:
         "machine": platform.machine(),
         "help": USAGE,
         "candidates": [
-            to_json(CarriedCandidate(c.id, _records(c.artefacts), _records(c.mutants))) for c in contents.candidates
+            to_json(CarriedCandidate(c.id, *(_records(b) for b in (c.artefacts, c.mutants, c.champions))))
+            for c in contents.candidates
         ],
         "files": files,
     }
@@ -118,7 +120,7 @@ def _records(builds: Iterable[Built]) -> tuple[Any, ...]:
 def _objects(candidates: Iterable[KitCandidate]) -> list[Piece]:
     """Each object once, checked against its record."""
     pieces: dict[str, Piece] = {}
-    for built in (b for c in candidates for b in (*c.artefacts, *c.mutants)):
+    for built in (b for c in candidates for b in (*c.artefacts, *c.mutants, *c.champions)):
         sha256 = built.record.object_sha256
         if sha256 not in pieces:
             data = built.object.read_bytes()

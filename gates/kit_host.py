@@ -80,11 +80,11 @@ class Host:
 
     def _for(self, candidate: CarriedCandidate) -> CarriedCandidate:
         """Without the builds for other GPUs."""
-        builds, mutants = (
+        builds, mutants, champions = (
             tuple(b for b in records if b.problem.arch == self.arch)
-            for records in (candidate.builds, candidate.mutants)
+            for records in (candidate.builds, candidate.mutants, candidate.champions)
         )
-        return replace(candidate, builds=builds, mutants=mutants)
+        return replace(candidate, builds=builds, mutants=mutants, champions=champions)
 
     def gates(self) -> int:
         """Run what is not done yet."""
@@ -207,7 +207,7 @@ class Host:
 
 def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, started: str) -> Evidence:
     """One piece's evidence. `kit` is the hash of the kit's table of contents, "" where no kit is involved."""
-    seeds = done.result.evidence.get("seeds", {})
+    seeds, timed = done.result.evidence.get("seeds", {}), unit.gate == "perf"
     return Evidence(
         op=op.name,
         candidate=unit.candidate,
@@ -227,6 +227,7 @@ def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, start
             results.UNIT: unit.name,
             "kit": kit,
             "mutants": {f"{m.record.problem.key} {m.record.defect}": m.record.object_sha256 for m in unit.mutants},
+            **({"champions": {c.record.problem.key: c.record.object_sha256 for c in unit.champions}} if timed else {}),
         },
     )
 

@@ -22,12 +22,13 @@ class Carried:
 
 @dataclass(frozen=True)
 class CarriedCandidate:
-    """One candidate of a kit. `mutants` are builds of it with a planted defect."""
+    """One candidate of a kit. `mutants`: builds of it with a planted defect; `champions`: those of kernels in place."""
 
     SCHEMA: ClassVar[str] = "kgen.kit-candidate/1"
     id: str
     builds: tuple[BuildRecord, ...]
     mutants: tuple[BuildRecord, ...]
+    champions: tuple[BuildRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Unit:
     candidate: str
     artefacts: tuple[Carried, ...]
     mutants: tuple[Carried, ...] = ()
+    champions: tuple[Carried, ...] = ()  # what a timed candidate has to beat, where something serves already
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ def units(
     op: Op, candidate: CarriedCandidate, objects: Path, gates: Sequence[str], wanted: Sequence[str]
 ) -> list[Unit]:
     """The candidate's work in order. `wanted` restricts the points (see `wants`); nothing left is an empty list."""
-    builds, mutants = (
+    builds, mutants, champions = (
         [Carried(b, objects / f"{b.object_sha256}.o") for b in records if wants(b.problem.key, wanted)]
-        for records in (candidate.builds, candidate.mutants)
+        for records in (candidate.builds, candidate.mutants, candidate.champions)
     )
     found = []
     for gate in gates:
@@ -63,7 +65,9 @@ def units(
             name = f"{GATE_NAMES[gate]} {label}".strip()
             if group:
                 own = tuple(mutants) if gate == "model" else ()
-                found.append(Unit(gate, name, candidate.id, tuple(group), own))
+                keys = {b.record.problem.key for b in group} if gate == "perf" else set()
+                rivals = tuple(c for c in champions if c.record.problem.key in keys)
+                found.append(Unit(gate, name, candidate.id, tuple(group), own, rivals))
     return found
 
 
@@ -101,7 +105,7 @@ def _model(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
 
 
 def _perf(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
-    return Done(*perf.run(op, unit.artefacts, cache=cache, deadline=deadline))
+    return Done(*perf.run(op, unit.artefacts, cache=cache, champion=unit.champions, deadline=deadline))
 
 
 Runner = Callable[[Op, Unit, Path, float], Done]

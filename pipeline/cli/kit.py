@@ -11,6 +11,7 @@ from kgen.cli.common import (
     JsonOption,
     RunArgument,
     RunsOption,
+    SetOption,
     cache_at,
     find_candidate,
     find_op,
@@ -34,12 +35,14 @@ def kit(
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")] = "kit.pyz",
     candidate: Annotated[list[str] | None, typer.Option("--candidate", help="Only these, by number or id.")] = None,
     runs: RunsOption = "",
+    kernels: SetOption = "",
     cache: CacheOption = "",
     json: JsonOption = False,
 ) -> None:
     """Write one file that runs this run's GPU gates anywhere: Python, torch, cc and a GPU, no network."""
     from kgen.gates.kit import Contents, KitCandidate, build
-    from kgen.store import Blobs
+    from kgen.promotion.champions import champions
+    from kgen.store import Blobs, set_path
 
     found = find_run(run, runs)
     op, place = find_op(found.info.op), cache_at(cache)
@@ -49,7 +52,8 @@ def kit(
     for folder in folders:
         builds = folder.builds()
         sound, broken = ([b for b in builds if bool(b.defect) is defect] for defect in (False, True))
-        pieces = tuple(_piece(b, blobs, found) for b in sound), tuple(_piece(b, blobs, found) for b in broken)
+        rivals = champions(set_path(kernels).path, sound, blobs)
+        pieces = (tuple(_piece(b, blobs, found) for b in group) for group in (sound, broken, rivals))
         carried.append(KitCandidate(folder.candidate().id, *pieces))
     if not any(c.artefacts for c in carried):
         raise boundary.Stopped(f"run {found.id} has no staged candidate to carry; see kgen runs show {found.id}")

@@ -103,7 +103,7 @@ def propose(
     if not quiet:
         output.say(choice.line)
     run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
-    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels if promote else None, json, quiet)
+    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, promote, json, quiet)
 
 
 def resume(
@@ -128,7 +128,7 @@ def resume(
     settings = checked(replace(settings, minutes=minutes) if minutes else settings, op)
     output.log_to_stderr(quiet)
     proposer = choose(settings.proposer, source=Path(settings.replay) if settings.replay else None).proposer
-    _drive(found, op, settings, proposer, cache_at(cache), kernels if promote else None, json, quiet)
+    _drive(found, op, settings, proposer, cache_at(cache), kernels, promote, json, quiet)
 
 
 def _drive(
@@ -137,24 +137,26 @@ def _drive(
     settings: "Settings",
     proposer: "Proposer",
     cache: Path,
-    promote_to: str | None,
+    kernels: str,
+    promote: bool,
     json: bool,
     quiet: bool,
 ) -> None:
     from kgen.cli.progress import Watcher
     from kgen.loop.session import work_on
+    from kgen.store import set_path
 
     if not quiet:
         output.say(f"run {run.id} in {run.path}")
     with Watcher(quiet) as watcher:
-        ended = work_on(run, op, settings, proposer, cache, watcher)
+        ended = work_on(run, op, settings, proposer, cache, watcher, set_path(kernels).path)
     if ended.why and not quiet:
         output.say(f"ended: {ended.why}")
     document = conclude(run, op, json)
-    if ended.outcome == "promotable" and promote_to is not None:
+    if ended.outcome == "promotable" and promote:
         from kgen.cli.sets import promote_run
 
-        promote_run(run, "", promote_to, cache, trust=False, json=json)
+        promote_run(run, "", kernels, cache, trust=False, json=json)
     elif json:
         from kgen.report import as_json
 

@@ -20,7 +20,9 @@ from kgen.gates.numeric import skip_without
 from kgen.gates.runner.job import stock_spec
 from kgen.loop.intake import ledger, take_in
 from kgen.loop.work import OUT_OF_TIME, Work
+from kgen.promotion.champions import champions
 from kgen.records import Evidence, GateResult, Status
+from kgen.store.cache import Blobs
 from kgen.store.candidates import CandidateFolder
 from kgen.store.documents import json_bytes, read_record
 from kgen.store.runs import utc_now
@@ -61,6 +63,7 @@ def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[st
         folder.candidate().id,
         tuple(b for b in sound if b.problem.arch == work.arch),
         tuple(b for b in builds if b.defect and b.problem.arch == work.arch),
+        champions(work.kernels, sound, Blobs(work.cache / "objects")) if work.kernels and short == "perf" else (),
     )
     todo = units(work.op, carried, work.cache / "objects", [short], [])
     work.stage(f"{GATE_NAMES[short]} of {folder.short_id}", len(todo))

@@ -49,17 +49,24 @@ def begin(runs: Runs, op: Op, settings: Settings, command: str) -> Run:
 
 
 def work_on(
-    run: Run, op: Op, settings: Settings, proposer: Proposer, cache: Path, observer: Observer = silent
+    run: Run,
+    op: Op,
+    settings: Settings,
+    proposer: Proposer,
+    cache: Path,
+    observer: Observer = silent,
+    kernels: Path | None = None,
 ) -> Ended:
-    """Hold the run and take it to its end. Raises LockBusy, Waiting, ProposerFailure, StoreError, NoSandboxError, ...
+    """Hold the run and take it to its end; `kernels`: the set whose serving kernels have to be beaten.
 
-    Interrupted by an exception, the run says so and can be taken up again.
+    Raises LockBusy, Waiting, ProposerFailure, StoreError, NoSandboxError, ... Interrupted by an exception, the run says
+    so and can be taken up again.
     """
     os.environ.update(LANGGRAPH)
     from kgen.loop.graph import drive  # LangGraph takes a second to import
 
     with run.lock():
-        work = Work(run, op, settings, proposer, cache, observer)
+        work = Work(run, op, settings, proposer, cache, observer, kernels)
         reopen(work)
         work.spent = sum(r.seconds for r in read_rounds(run))
         finished = False

@@ -33,6 +33,7 @@ class Work:
     proposer: Proposer
     cache: Path
     observer: Observer = silent
+    kernels: Path | None = None  # the set whose serving kernels are baselines
     spent: float = 0.0
     started: float = field(default_factory=time.monotonic)
     stopping: threading.Event = field(default_factory=threading.Event)

@@ -37,4 +37,11 @@ def gather(folder: CandidateFolder, blobs: Blobs) -> Case:
         builds=builds,
         objects={sha256: blobs.get(sha256, OBJECT_SUFFIX) for sha256 in sorted(needed)},
         raw=read_bytes(raw) if raw.exists() else b"",
+        against=_champions(signed),
     )
+
+
+def _champions(signed: SignedEvidence) -> dict[str, str] | None:
+    """The objects that served when it was measured, by problem key; None where the evidence does not say."""
+    found = signed.evidence.facts.get("champions")
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None

@@ -1,0 +1,34 @@
+"""The kernels in place, as baselines: what a new candidate has to beat wherever one serves already.
+
+champions(target, builds, blobs) -> build records whose objects are then in the cache
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kgen.records import BuildRecord
+from kgen.store.cache import Blobs
+from kgen.store.kernelset import KernelSet
+
+OBJECT_SUFFIX = ".o"
+
+
+def champions(target: Path, builds: Sequence[BuildRecord], blobs: Blobs) -> tuple[BuildRecord, ...]:
+    """The serving build at each of these problems, in order; none where the stock op serves, or the very same object.
+
+    Raises IntegrityError for a damaged set, StoreError for an unreadable one.
+    """
+    kernels = KernelSet(target)
+    manifest, found = kernels.manifest(), []
+    records: dict[int, dict[str, BuildRecord]] = {}
+    for build in (b for b in builds if not b.defect):
+        champion = manifest.champion(build.problem.key)
+        if champion is None or champion.objects[build.problem.key] == build.object_sha256:
+            continue
+        if champion.seq not in records:
+            records[champion.seq] = {r.problem.key: r for r in kernels.builds(champion)}
+        record = records[champion.seq].get(build.problem.key)
+        if record is not None:
+            blobs.put(kernels.object(record.object_sha256), OBJECT_SUFFIX)
+            found.append(record)
+    return tuple(found)
