@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kgen.records import Evidence, PerfPoint, from_json
+from kgen.proposers.families import FAMILIES, render
+from kgen.records import Candidate, Evidence, Origin, PerfPoint, from_json
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "generated_kernels" / "moe_shared" / "e56cafe5a884.evidence.json"
@@ -54,3 +55,10 @@ def test_every_point_beats_stock_with_an_interval_below_one() -> None:
     known = points()
     assert {(d, t) for d in DIMS.values() for t in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)} == set(known)
     assert max(p.ratio_high for p in known.values()) < 1.0
+
+
+def test_the_command_in_the_runs_page_proposes_the_promoted_kernel() -> None:
+    first = Candidate("moe_shared", render(FAMILIES["moe_shared"].known[0]), Origin("search"))
+    assert "--proposer search --seed 0 --candidates 1" in (ROOT / "runs" / "README.md").read_text()
+    assert EVIDENCE.name.startswith(first.id[:12])
+    assert (EVIDENCE.parent / f"{first.id[:12]}.py").read_text() == first.source
