@@ -10,7 +10,7 @@ Not covered: whether the GPU host was honest. Whoever holds the kit holds the ke
 
 import json
 import lzma
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,11 +204,3 @@ def _complete(parts: Sequence[Evidence], ledger: Ledger) -> None:
     for build in (b for b in builds if covers("perf", b, ledger.op)):
         if (build.problem.key, HEADLINE) not in timed:
             raise Refusal("incomplete", f"{build.problem.key} has no {HEADLINE} time")
-
-
-def ledger_of(op: Op, run: str, key: bytes, builds: Iterable[BuildRecord]) -> Ledger:
-    """A ledger from build records of any number of candidates."""
-    found: dict[str, tuple[BuildRecord, ...]] = {}
-    for build in builds:
-        found[build.candidate] = (*found.get(build.candidate, ()), build)
-    return Ledger(op, run, key, found)

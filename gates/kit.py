@@ -9,7 +9,6 @@ Not covered: the compiler (objects are carried), other platforms than this one, 
 """
 
 import io
-import json
 import lzma
 import os
 import platform
@@ -149,7 +148,7 @@ def _compressed(data: bytes, sha256: str, cache: Path) -> bytes:
                 return kept
         except lzma.LZMAError:
             pass  # a damaged entry is made again
-    made = lzma.compress(data, format=lzma.FORMAT_XZ, filters=FILTERS)  # type: ignore[arg-type]
+    made = lzma.compress(data, format=lzma.FORMAT_XZ, filters=FILTERS)
     cache.mkdir(parents=True, exist_ok=True)
     temp = cache / f".{sha256}.{os.getpid()}"
     temp.write_bytes(made)
@@ -180,12 +179,3 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes, stored: bool) -> None
     info = zipfile.ZipInfo(name, EPOCH)
     info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
     archive.writestr(info, data)
-
-
-def table_of(kit: Path) -> dict[str, Any]:
-    """A kit's table of contents. Raises KitError for a file that is no kit."""
-    try:
-        with zipfile.ZipFile(kit) as archive:
-            return dict(json.loads(archive.read("kit.json")))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise KitError(f"{kit} is not a kit: {error}") from None

@@ -112,9 +112,7 @@ def test_no_committed_file_names_a_machine_or_a_host_of_its_own() -> None:
     hits = []
     for path in tracked():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            strange = [
-                h for h in URL.findall(line) if h not in HOSTS and not h.endswith((".invalid", ".test", ".example"))
-            ]
+            strange = [h for h in URL.findall(line) if h not in HOSTS and not h.endswith(RESERVED)]
             where = f"{path.relative_to(ROOT)}:{number}"
             hits += [f"{where}: {word}" for word in (*strange, *HOME.findall(line), *DOTTED.findall(line))]
     assert not hits

@@ -81,7 +81,7 @@ def test_a_missing_compiler_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _end(**changes: object) -> JobEnd:
-    fields = {"returncode": 0, "timed_out": False, "flooded": False, "seconds": 1.0, "peak_bytes": 0, "fenced": True}
+    fields = {"returncode": 0, "timed_out": False, "flooded": False, "seconds": 1.0, "fenced": True}
     return JobEnd(**{**fields, "output": "", **changes})  # type: ignore[arg-type]
 
 

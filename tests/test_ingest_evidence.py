@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kits import CANDIDATE, KEY, MACHINE, OP, RUN, SERVED, Made, document, make, part
+from support.kits import CANDIDATE, KEY, MACHINE, RUN, SERVED, Made, document, ledger_of, make, part
 
-from kgen.gates.ingest import OWN_KEY, SELF_REPORTED, Ingested, Ledger, Refusal, ingest, ledger_of
+from kgen.gates.ingest import OWN_KEY, SELF_REPORTED, Ingested, Ledger, Refusal, ingest
 from kgen.gates.kit_results import MergeError, merge, pack_raw
 from kgen.records import Evidence, SignedEvidence, Status, canonical_json, sha256_bytes, to_json
 from kgen.store.signing import check
@@ -25,7 +25,7 @@ def made(tmp_path: Path) -> tuple[Made, Made]:
 @pytest.fixture
 def ledger(made: tuple[Made, Made], tmp_path: Path) -> Ledger:
     others = [make(tmp_path, 1, arch="sm_103a"), make(tmp_path, 8, defect="tile_scale")]
-    return ledger_of(OP, RUN, KEY, [m.record for m in (*made, *others)])
+    return ledger_of([m.record for m in (*made, *others)])
 
 
 def whole(made: tuple[Made, Made]) -> list[Evidence]:
@@ -225,7 +225,7 @@ def test_an_empty_file_of_evidence_is_refused(ledger: Ledger) -> None:
 @given(position=st.integers(0, 10**6), byte=st.integers(0, 255))
 def test_no_single_byte_can_be_changed(tmp_path_factory: pytest.TempPathFactory, position: int, byte: int) -> None:
     one = make(tmp_path_factory.mktemp("m"), 1)
-    ledger = ledger_of(OP, RUN, KEY, [one.record])
+    ledger = ledger_of([one.record])
     data = bytearray(document(*(part(gate, one) for gate in ("numeric", "model", "perf"))))
     start = data.index(b'"parts"')
     position = start + position % (len(data) - start)

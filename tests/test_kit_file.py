@@ -15,7 +15,7 @@ import pytest
 from support.kits import KEY, OP, RUN, make
 
 from kgen.gates.compile import CompileGate
-from kgen.gates.kit import FLAVOURS, MAX_BYTES, PYTHONS, Contents, KitCandidate, KitError, KitFile, build, table_of
+from kgen.gates.kit import FLAVOURS, MAX_BYTES, PYTHONS, Contents, KitCandidate, KitError, KitFile, build
 from kgen.gates.kit_modules import module_files
 from kgen.gates.kit_wheels import HERE
 from kgen.gates.sandbox.levels import NoSandboxError
@@ -25,6 +25,11 @@ from kgen.serve.runtime import installed_flavours, torch_flavour
 FLAVOUR = next(iter(installed_flavours()))
 SOURCE = (Path(__file__).parents[1] / "docs" / "examples" / "moe_shared.py").read_text()
 FORBIDDEN = ("cutlass", "openai", "langgraph", "pydantic", "typer", "rich", "jinja2")
+
+
+def table_of(kit: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(kit) as archive:
+        return dict(json.loads(archive.read("kit.json")))
 
 
 @pytest.fixture(scope="session")
@@ -105,8 +110,6 @@ def test_a_cut_off_kit_is_refused(kit: KitFile, tmp_path: Path) -> None:
     cut = tmp_path / "cut.pyz"
     cut.write_bytes(kit.path.read_bytes()[: kit.bytes // 2])
     assert start(cut).returncode != 0
-    with pytest.raises(KitError, match="is not a kit"):
-        table_of(cut)
 
 
 def test_help_works_anywhere(kit: KitFile) -> None:

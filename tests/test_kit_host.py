@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kits import ARCH, CANDIDATE, KEY, OP, RUN, SERVED, Made, make, point
+from support.kits import ARCH, CANDIDATE, KEY, OP, RUN, SERVED, Made, ledger_of, make, point
 
 from kgen.gates import kit_host
 from kgen.gates.contract import GATE_CONTRACT
-from kgen.gates.ingest import Ledger, ingest, ledger_of
+from kgen.gates.ingest import Ledger, ingest
 from kgen.gates.kit_host import Host, Unsound, main, parse
 from kgen.gates.kit_results import deep_merge
 from kgen.gates.kit_units import GATE_NAMES, CarriedCandidate, Done, Runner, Unit
@@ -48,7 +48,7 @@ def info(made: list[Made]) -> dict[str, Any]:
 
 @pytest.fixture
 def ledger(made: list[Made]) -> Ledger:
-    return ledger_of(OP, RUN, KEY, [m.record for m in made])
+    return ledger_of([m.record for m in made])
 
 
 class Gates:

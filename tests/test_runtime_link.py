@@ -7,8 +7,9 @@ import pytest
 
 from kgen.serve import link as link_module
 from kgen.serve import runtime as runtime_module
-from kgen.serve.link import IntegrityError, LinkError, file_sha256, link
+from kgen.serve.link import LinkError, file_sha256, link
 from kgen.serve.runtime import RuntimeMissing, find_runtime, installed_flavours
+from kgen.store.errors import IntegrityError
 
 NEGATE = Path(__file__).parent / "support" / "negate.c"
 

@@ -5,9 +5,8 @@ Trusted code, applied inside the sandbox to a candidate that is already in evide
 
 import ast
 
-TILE_COLUMNS = 128
 FACTOR = 1.05
-THREADS = 128
+THREADS = 128  # one a column of the tile
 
 
 class DefectError(Exception):

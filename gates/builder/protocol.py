@@ -49,8 +49,7 @@ class JobEnd:
 
     returncode: int
     timed_out: bool
-    flooded: bool  # killed for saying too much
+    flooded: bool  # killed for printing too much, or for filling its folder
     seconds: float
-    peak_bytes: int
     fenced: bool
     output: str

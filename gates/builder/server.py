@@ -152,7 +152,7 @@ class Server:
             _kill(running.pid)
 
     def _reap(self, running: _Running) -> None:
-        pid, status, usage = os.wait4(running.pid, os.WNOHANG)
+        pid, status = os.waitpid(running.pid, os.WNOHANG)
         if pid == 0:
             return
         _kill(running.pid)  # whatever else is left of its group
@@ -168,7 +168,6 @@ class Server:
             timed_out=running.timed_out,
             flooded=running.flooded,
             seconds=time.monotonic() - running.started,
-            peak_bytes=usage.ru_maxrss * 1024,
             fenced=running.kept.startswith(FENCED),
             output=running.kept.removeprefix(FENCED).decode("utf-8", "replace"),
         )

@@ -1,6 +1,6 @@
 """A loaded candidate: something that can be bound to a set of buffers and called.
 
-`load(spec, cache, device)` links and loads an artefact by hash, or takes the stock op in its place. The stock
+`load(spec, cache)` links and loads an artefact by hash, or takes the stock op in its place. The stock
 stand-in runs on CPU too, which is how the gates' own checks are tested without a GPU.
 """
 
@@ -76,6 +76,6 @@ class StockSubject:
 
 
 def load(spec: LoadSpec, cache: Path) -> Subject:
-    """Raises RuntimeMissing, LinkError, IntegrityError (kgen.serve.link) or OSError."""
+    """Raises RuntimeMissing, LinkError, IntegrityError or OSError."""
     op = REGISTRY.get(spec.problem.op)
     return ArtefactSubject(spec, op, cache) if spec.engine == ARTEFACT else StockSubject(spec, op)

@@ -9,14 +9,15 @@ The launch counter (launch_counter.c) is linked in, so that every launch of the 
 needed by their bare names: load the runtime library first (kgen.serve.launcher does).
 """
 
-import hashlib
 import importlib.resources
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from kgen.records import sha256_bytes, sha256_text
 from kgen.serve.runtime import Runtime, RuntimeMissing
+from kgen.store.errors import IntegrityError
 
 COUNTED = ("_cudaLaunchKernelEx", "_cudaLibraryGetKernel")
 CC_SECONDS = 60
@@ -26,16 +27,12 @@ FLAGS = (
 )
 
 
-class IntegrityError(RuntimeError):
-    """Bytes that do not match the hash they were promised under."""
-
-
 class LinkError(RuntimeError):
     """The C compiler could not link the object against the runtime libraries."""
 
 
 def file_sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256_bytes(path.read_bytes())
 
 
 def shim_source() -> str:
@@ -45,11 +42,11 @@ def shim_source() -> str:
 def link(object_path: Path, sha256: str, cache: Path, runtime: Runtime) -> Path:
     """The shared library of the object with this sha256. Safe to call from several processes."""
     data = object_path.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
+    found = sha256_bytes(data)
     if found != sha256:
         raise IntegrityError(f"{object_path} has sha256 {found[:12]}…, expected {sha256[:12]}…")
     source = shim_source()
-    key = hashlib.sha256("\n".join([sha256, runtime.key, source, *FLAGS]).encode()).hexdigest()[:32]
+    key = sha256_text("\n".join([sha256, runtime.key, source, *FLAGS]))[:32]
     entry = cache / key
     if not entry.is_dir():
         cc = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

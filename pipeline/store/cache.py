@@ -11,7 +11,7 @@ from typing import Any
 
 from kgen.records import canonical_json, sha256_bytes
 from kgen.store.durable import DURABLE, Durable
-from kgen.store.errors import IntegrityError, storing
+from kgen.store.errors import IntegrityError
 
 HEX = frozenset("0123456789abcdef")
 
@@ -96,9 +96,3 @@ class Results:
 
 def _digest(value: Any) -> str:
     return sha256_bytes(canonical_json(value))
-
-
-def file_sha256(path: Path) -> str:
-    """Hash of a file. Raises StoreError when it cannot be read."""
-    with storing(path, "read"):
-        return sha256_bytes(path.read_bytes())

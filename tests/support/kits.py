@@ -1,11 +1,12 @@
 """Kits and evidence for tests: build records with a few bytes as objects, and evidence as a kit would sign it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.ingest import Ledger
 from kgen.gates.kit_results import UNIT, EvidenceSet, raw_digest
 from kgen.gates.kit_units import GATE_NAMES
 from kgen.ops import REGISTRY
@@ -61,6 +62,14 @@ def make(folder: Path, tokens: int, dims: str = SERVED, defect: str = "", arch: 
         defect=defect,
     )
     return Made(record, path)
+
+
+def ledger_of(builds: Iterable[BuildRecord]) -> Ledger:
+    """What the run knows that made these builds, of one candidate or several."""
+    found: dict[str, tuple[BuildRecord, ...]] = {}
+    for build in builds:
+        found[build.candidate] = (*found.get(build.candidate, ()), build)
+    return Ledger(OP, RUN, KEY, found)
 
 
 def point(record: BuildRecord, ratio: float = 0.7) -> PerfPoint:

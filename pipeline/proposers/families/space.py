@@ -6,7 +6,6 @@ sampler of others. Sampled points are kept within what fits an SM; whether they 
 
 import functools
 import importlib.resources
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,6 @@ class Variant:
 
     template: str
     values: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        return json.dumps([self.template, self.values], sort_keys=True)
 
 
 @dataclass(frozen=True)
