@@ -4,12 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kgen.gates import perf, perf_judge
 from kgen.gates.rates import MEASURED
+from kgen.gates.runner import subject
+from kgen.gates.runner.contestants import Contestant, rotation
 from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.job import stock_spec
-from kgen.gates.runner.perf import CHAINED, COLD, GRAPH, PointJob
+from kgen.gates.runner.out import Out
+from kgen.gates.runner.perf import CHAINED, COLD, GRAPH, PointJob, _side
 from kgen.ops import REGISTRY
 from kgen.records import GateResult, PerfPoint, Status
 
@@ -37,10 +41,33 @@ def test_each_bin_and_its_padded_counts_are_timed_in_every_column() -> None:
     assert judged["timed cold n=12"] == FEW[COLD]
 
 
-@pytest.mark.parametrize("fault", ["stale", "past_end"])
+@pytest.mark.parametrize("fault", ["stale", "past_end", "writes_input", "writes_weight"])
 def test_a_fault_in_a_timed_output_fails_the_sweep(fault: str) -> None:
     result, _, _ = swept(2, fault)
     assert (result.status, result.code) == (Status.FAIL, "perf.wrong"), result.message
+
+
+@pytest.mark.parametrize("column", [GRAPH, CHAINED, COLD])
+def test_no_workspace_meets_an_input_twice_in_timed_calls(column: str, tmp_path: Path) -> None:
+    problem = OP.problem(SMALL, 2, "sm_90a")
+    like_the_input = (("bf16", (2, OP.dims[SMALL]["hidden"])),)
+    turns = rotation(OP, problem, 7, "cpu", like_the_input)
+    loaded = subject.load(stock_spec(problem, "remembers"), tmp_path)
+    loaded.spec = replace(loaded.spec, workspaces=like_the_input)
+    contestant = Contestant(loaded, turns, 2, "", Out(tmp_path))
+    side = _side(contestant, OP, 7, column)
+    for repetition in range(3):
+        side.before(repetition)
+        side.work()
+        side.after(repetition)
+    assert not contestant.findings
+    assert all(torch.isfinite(y).all() for calls in contestant.kept for kept in calls for y in kept.values())
+
+
+def test_a_changed_input_of_a_timed_call_is_named() -> None:
+    result, _, _ = swept(2, "writes_weight")
+    said = {text.rsplit(": ", 1)[1] for text in result.evidence["wrong"]}
+    assert said == {f"changed its input w_down of set {n}" for n in range(3)}
 
 
 def test_a_state_op_without_a_chain_is_swept_in_two_columns() -> None:

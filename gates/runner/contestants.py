@@ -1,12 +1,13 @@
 """Who takes part in a timed point: an artefact (its outputs kept) or a torch function, each over a rotation of sets.
 
 Both offer `graph()`, `chained(source, target, first)` and `cold()`, each giving a timing.Side. Every call of an
-artefact in a graph has outputs of its own, poisoned before each replay; calls on the same set must agree bit for bit.
+artefact in a graph has workspaces and outputs of its own, the outputs poisoned before each replay; calls on the same
+set must agree bit for bit, and no call may change what it reads.
 """
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,27 @@ class Rotation:
         for number, (buffers, values) in enumerate(zip(self.sets, self.drawn, strict=True)):
             buffers.load(refilled(values, names, self.seed, repetition, number))
 
+    def changed(self, repetition: int) -> list[str]:
+        """Refilled inputs that do not hold what this repetition put there."""
+        inputs, names = self.sets[0].names(Role.IN, Role.WEIGHT), refilled_names(self.op, self.problem)
+        wanted = [refilled(v, names, self.seed, repetition, number) for number, v in enumerate(self.drawn)]
+        return self._differing(wanted, [n for n in names if n in inputs])
+
+    def constants_changed(self) -> list[str]:
+        """Inputs and weights that are never refilled, and are not what was drawn."""
+        names = set(self.sets[0].names(Role.IN, Role.WEIGHT)) - set(refilled_names(self.op, self.problem))
+        device, numbers = self.sets[0].device, range(len(self.sets))
+        drawn = (self.op.inputs(self.problem, "normal", set_seed(self.seed, n), device) for n in numbers)
+        return self._differing(drawn, sorted(names))
+
+    def _differing(self, wanted: Iterable[Values], names: Sequence[str]) -> list[str]:
+        return [
+            f"{name} of set {number}"
+            for number, (buffers, values) in enumerate(zip(self.sets, wanted, strict=True))
+            for name in names
+            if isinstance(want := values[name], torch.Tensor) and not same_bits(buffers.buffers[name].tensor, want)
+        ]
+
 
 def set_seed(seed: int, number: int) -> int:
     return seed + number
@@ -63,11 +85,12 @@ def rotation(op: Op, problem: Problem, seed: int, device: str, workspaces: Works
     return Rotation(op, problem, sets, drawn, seed)
 
 
-def with_own_outputs(base: BufferSet) -> BufferSet:
-    """A call of its own on these inputs, weights and workspaces, with outputs of its own."""
-    other = base.sibling((), own=base.names(Role.OUT))
-    other.work = base.work
-    return other
+def call_of_its_own(base: BufferSet, workspaces: Workspaces) -> BufferSet:
+    """A call on these inputs and weights, with outputs and workspaces of its own.
+
+    Calls on one set get the same input within a replay: a workspace that they shared could hold the answer.
+    """
+    return base.sibling(workspaces, own=base.names(Role.OUT))
 
 
 class Contestant:
@@ -85,14 +108,26 @@ class Contestant:
         self.findings: list[str] = []
         self.ran_on: list[BufferSet] = []
 
-    def check_guards(self) -> None:
-        """To be called after timing: the timed calls wrote nowhere else."""
+    def check_writes(self) -> None:
+        """To be called after timing: the timed calls wrote nowhere but to outputs, states and workspaces."""
+        self.findings += [f"changed its input {text}" for text in self.turns.constants_changed()]
         for number, buffers in enumerate(self.ran_on):
             for name in buffers.broken_guards():
                 self.findings.append(f"call {number} wrote outside {name}")
 
+    def _calls(self, sets: Sequence[BufferSet]) -> list[BufferSet]:
+        """What one graph calls: whole rotations over the sets."""
+        count, workspaces = timing.calls_for(len(sets)), self.loaded.spec.workspaces
+        return [call_of_its_own(sets[k % len(sets)], workspaces) for k in range(count)]
+
     def _kept(self, calls: Sequence[BufferSet]) -> list[dict[str, torch.Tensor]]:
         return [{n: self._rows(n, c.buffers[n].tensor).clone() for n in self.outputs} for c in calls]
+
+    def _check_inputs(self, repetition: int) -> None:
+        """After a repetition whose calls read the sets' own refilled inputs."""
+        self.findings += [
+            f"repetition {repetition}: changed its input {text}" for text in self.turns.changed(repetition)
+        ]
 
     def _rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[: self.rows] if name in self.row_outputs else tensor
@@ -105,7 +140,7 @@ class Contestant:
 
     def graph(self) -> timing.Side:
         sets = self.turns.sets
-        calls = [with_own_outputs(sets[k % len(sets)]) for k in range(timing.calls_for(len(sets)))]
+        calls = self._calls(sets)
         replay = self._captured(calls)
 
         def before(repetition: int) -> None:
@@ -115,6 +150,7 @@ class Contestant:
 
         def after(repetition: int) -> None:
             self.kept.append(self._kept(calls[: len(sets)]))
+            self._check_inputs(repetition)
             for k in range(len(sets), len(calls)):
                 for name in calls[k].names(Role.OUT):
                     if not same_bits(calls[k].buffers[name].tensor, calls[k % len(sets)].buffers[name].tensor):
@@ -125,10 +161,8 @@ class Contestant:
     def chained(self, source: str, target: str, first: torch.Tensor) -> timing.Side:
         """Call k reads as `target` what call k-1 wrote as `source`; `first` is the first call's input as drawn."""
         sets = self.turns.sets
-        calls = [with_own_outputs(sets[k % len(sets)]) for k in range(timing.calls_for(len(sets)))]
-        head = calls[0].sibling((), own=[target])
-        head.work = calls[0].work
-        calls[0] = head
+        calls = self._calls(sets)
+        head = calls[0] = sets[0].sibling(self.loaded.spec.workspaces, own=[target, *sets[0].names(Role.OUT)])
         for one, two in itertools.pairwise(calls):
             two.buffers[target] = one.buffers[source]
         head.load({target: first})
@@ -155,6 +189,7 @@ class Contestant:
 
         def after(repetition: int) -> None:
             self.kept.append(self._kept([sets[now[0]]]))
+            self._check_inputs(repetition)
 
         return timing.Side(CANDIDATE, lambda: bound[now[0]](), 1, before, after)
 

@@ -88,7 +88,7 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
             samples = timing.interleave(
                 sides, repetitions, clock, random.Random(f"{point.order_seed}/{column}"), flush=column == COLD
             )
-        contestant.check_guards()
+        contestant.check_writes()
         out.record(
             {
                 "point": index,
