@@ -9,7 +9,7 @@ from typing import Any
 from kgen.gates.artefacts import Artefact
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.records import BuildRecord, Candidate, Compiler, Problem, Status, from_json, sha256_bytes, to_json
-from kgen.store import Blobs, Results
+from kgen.store.cache import OBJECT_SUFFIX, Results, objects_in
 
 Key = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ class BuildCache:
     """Under `root`: objects/<sha256>.o, .ptx, .cubin, and builds/ with one JSON file a result."""
 
     def __init__(self, root: Path, compiler: Compiler, op_contract: str, unfenced: bool) -> None:
-        self._blobs, self._results = Blobs(root / "objects"), Results(root / "builds")
+        self._blobs, self._results = objects_in(root), Results(root / "builds")
         self._common = {
             "compiler": to_json(compiler),
             "gate_contract": GATE_CONTRACT,
@@ -71,7 +71,7 @@ class BuildCache:
 
     def keep(self, key: Key, record: BuildRecord, object_: bytes, ptx: str, cubin: bytes) -> Artefact:
         """Store a pass and its files. Raises StoreError."""
-        self._blobs.put(object_, ".o")
+        self._blobs.put(object_, OBJECT_SUFFIX)
         self._blobs.put(cubin, ".cubin")
         ptx_sha256 = self._blobs.put(ptx.encode(), ".ptx")
         self._results.put(key, {"status": "pass", "record": to_json(record), "ptx_sha256": ptx_sha256})
@@ -81,7 +81,7 @@ class BuildCache:
 
     def _artefact(self, record: BuildRecord, ptx_sha256: str) -> Artefact | None:
         files = (
-            self._blobs.find(record.object_sha256, ".o"),
+            self._blobs.find(record.object_sha256, OBJECT_SUFFIX),
             self._blobs.find(ptx_sha256, ".ptx"),
             self._blobs.find(record.cubin_sha256, ".cubin"),
         )

@@ -31,14 +31,13 @@ from kgen.gates.buildcache import BuildCache, Key, Outcome, passed
 from kgen.gates.builder.outcome import BuilderError, BuildFailure, Built
 from kgen.gates.builder.pool import Builder
 from kgen.gates.builder.protocol import FUNCTION
-from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.contract import DEFECTS, GATE_CONTRACT
 from kgen.gates.screen import screen
 from kgen.gates.signature import arguments, signature
 from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, Status, sha256_bytes, to_json
 from kgen.serve.runtime import installed_flavours
 
 GATE = "compile"
-DEFECTS = ("", "tile_scale", "drop_last_k")
 MAX_WORKSPACE_BYTES = 256 << 20  # of one instance; a layer holds one each, so more would crowd out the cache
 SHOWN_FINDINGS = 8
 
@@ -113,8 +112,8 @@ class CompileGate:
 
     def run(self, candidate: Candidate, problems: Sequence[Problem], defect: str = "") -> CompileReport:
         """Screen, build and audit. `defect`: a deliberate numeric error for the mutation test."""
-        if defect not in DEFECTS:
-            raise ValueError(f"unknown defect {defect!r}; known: {', '.join(DEFECTS[1:])}")
+        if defect not in ("", *DEFECTS):
+            raise ValueError(f"unknown defect {defect!r}; known: {', '.join(DEFECTS)}")
         started = time.monotonic()
         findings = screen(candidate.source)
         if findings:

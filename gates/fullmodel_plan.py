@@ -69,12 +69,15 @@ def plan(op: Op, dims: str, arch: str, device: str, bins: Iterable[int], seeds: 
     if not known:
         raise ValueError(f"no token bin of {op.name} was built for {dims} on {arch}")
     kind = "cuda" if device.startswith("cuda") else "cpu"
-    if brief:
-        counts = [(b, b) for b in sorted({known[0], known[len(known) // 2], known[-1]})]
-    else:
-        counts = [(b, b) for b in known] + _padded(op, known)
+    counts = [(b, b) for b in few_bins(known)] if brief else [(b, b) for b in known] + _padded(op, known)
     batches = tuple(_batch(op, tokens, count, kind, brief) for tokens, count in counts)
     return Plan(op.name, dims, arch, device, seeds[0], seeds[1], batches, graph=kind == "cuda")
+
+
+def few_bins(bins: Iterable[int]) -> list[int]:
+    """A narrow, a middle and a wide one of these token bins: where a brief plan runs, and mutants are built."""
+    known = sorted(set(bins))
+    return sorted({known[0], known[len(known) // 2], known[-1]})
 
 
 def _padded(op: Op, known: list[int]) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kgen.contract.op import Op
 from kgen.gates import fullmodel_attest as attest
+from kgen.gates.contract import DEFECTS
 from kgen.gates.fullmodel_plan import Plan, plan
 from kgen.gates.fullmodel_rules import Breach, judge
 from kgen.gates.fullmodel_sides import Answers, Left, Running, recomposition, start
@@ -18,7 +19,6 @@ from kgen.model.step import seats
 from kgen.ops import REGISTRY
 from kgen.records import Status
 
-MUTANTS = ("tile_scale", "drop_last_k")  # defects that must be built and refused
 CANDIDATES_FAULT = ("fault", "crashed", "hung")  # a runner's statuses that the loaded kernels answer for
 
 
@@ -57,13 +57,13 @@ class Trial:
     ) -> None:
         self.op, self.device, self.seeds, self.to_spec = op, device, seeds, to_spec
         self.artefacts = _by_dims(artefacts)
-        self.mutants = {d: _by_dims([m for m in mutants if m.record.defect == d]) for d in MUTANTS}
+        self.mutants = {d: _by_dims([m for m in mutants if m.record.defect == d]) for d in DEFECTS}
         self.evidence: dict[str, Any] = {"seeds": {"weights": seeds[0], "tokens": seeds[1]}, "device": device}
 
     def run(self, pool: ThreadPoolExecutor, running: Running, cache: Path, deadline: float) -> Finding:
         """All processes, then the rules in order. `deadline` is a time.monotonic() value."""
         parts = self.parts()
-        if missing := [d for d in MUTANTS if not any(p.engine == f"mutant {d}" for p in parts)]:
+        if missing := [d for d in DEFECTS if not any(p.engine == f"mutant {d}" for p in parts)]:
             text = f"no mutant with {' or '.join(missing)} was built, so that nothing shows what this gate can see"
             return self._finding(Status.ERROR, "fullmodel.insensitive", text)
         futures: dict[str, Future[Left]] = {}

@@ -21,9 +21,9 @@ from kgen.gates.kit_results import EvidenceSet, MergeError
 from kgen.gates.kit_units import GATE_NAMES, covers
 from kgen.records import BuildRecord, Evidence, GateResult, RecordError, SignedEvidence, Status, from_json, sha256_bytes
 from kgen.records.envelope import HEADLINE, label
+from kgen.records.manifest import OWN_KEY, SELF_REPORTED
 from kgen.store.signing import check, sign
 
-OWN_KEY, SELF_REPORTED = "own-key", "self-reported"
 MAX_BYTES = 64 << 20  # of one document: a whole sweep takes a few MB
 
 

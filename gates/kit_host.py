@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,23 @@ from kgen.gates import kit_results as results
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
 from kgen.gates.kit_results import EvidenceSet
-from kgen.gates.kit_units import GATE_NAMES, RUN, Carried, CarriedCandidate, Done, Runner, Unit, units, wants
+from kgen.gates.kit_units import (
+    GATE_NAMES,
+    RUN,
+    CarriedCandidate,
+    Done,
+    Runner,
+    Unit,
+    carried_in,
+    part_of,
+    units,
+    wants,
+)
 from kgen.gates.runner.job import spec
 from kgen.gates.runner.rank import rank
 from kgen.ops import REGISTRY
-from kgen.records import Evidence, GateResult, RecordError, Status, canonical_json, from_json, sha256_bytes, to_json
+from kgen.records import GateResult, RecordError, Status, canonical_json, from_json, sha256_bytes, to_json
+from kgen.store.runs import utc_now
 from kgen.store.signing import check, sign
 
 USAGE = """\
@@ -92,12 +103,12 @@ class Host:
         raw = self._resumed_raw(found)
         for number, unit in enumerate(todo, 1):
             where = f"[{number}/{len(todo)}] {unit.candidate[:12]} {unit.name}"
-            finished = self._finished(found, unit)
+            finished = found.judged(unit.candidate, unit.name, unit.objects)
             if self._given_up(found, unit) and finished is None:
                 say(f"{where}: left out, the candidate has failed")
                 continue
             if finished is None:
-                started = _now()
+                started = utc_now()
                 say(f"{where} ...")
                 done = self._run(unit)
                 evidence = part_of(self.op, self.run_id, self.arch, self.kit, unit, done, started)
@@ -140,16 +151,6 @@ class Host:
         except (lzma.LZMAError, ValueError):
             raise Unsound(f"{self.raw_path} is damaged; choose other --out and --raw files") from None
 
-    def _finished(self, found: EvidenceSet, unit: Unit) -> Evidence | None:
-        """The unit's part when it came to a verdict about exactly these objects."""
-        objects = {a.record.problem.key: a.record.object_sha256 for a in unit.artefacts}
-        for part in found.parts:
-            evidence = part.evidence
-            same = (evidence.candidate, results.unit_of(evidence)) == (unit.candidate, unit.name)
-            if same and evidence.objects == objects and results.status_of(evidence) in (Status.PASS, Status.FAIL):
-                return evidence
-        return None
-
     def _given_up(self, found: EvidenceSet, unit: Unit) -> bool:
         return any(
             p.evidence.candidate == unit.candidate
@@ -181,15 +182,15 @@ class Host:
     def rank(self) -> int:
         """Time all kernels for this GPU quickly; prints a table, writes JSON with --out."""
         wanted = _words(self.args.points)
-        carried = [
-            (c.id, Carried(b, self.root / "objects" / f"{b.object_sha256}.o"))
+        found = [
+            (c.id, carried_in(self.root / "objects", b))
             for c in self.candidates
             for b in c.builds
             if b.problem.arch == self.arch and wants(b.problem.key, wanted)
         ]
-        specs = [spec(artefact) for _, artefact in carried]
+        specs = [spec(artefact) for _, artefact in found]
         rows = rank(specs, cache=self.root / "cache" / "linked", deadline=self.args.deadline)
-        table = sorted(zip(carried, rows, strict=True), key=lambda line: (line[1].spec.problem.key, line[1].us))
+        table = sorted(zip(found, rows, strict=True), key=lambda line: (line[1].spec.problem.key, line[1].us))
         for (candidate, _), row in table:
             text = (
                 f"{row.us:8.2f} us (stock {row.stock_us:.2f})  relL2 {row.rel_l2:.2e}"
@@ -203,33 +204,6 @@ class Host:
                 self.out, json.dumps({"run": self.run_id, "environment": to_json(environment()), "rows": body}).encode()
             )
         return PASSED if all(row.status == "ok" for row in rows) else FAILED
-
-
-def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, started: str) -> Evidence:
-    """One piece's evidence. `kit` is the hash of the kit's table of contents, "" where no kit is involved."""
-    seeds, timed = done.result.evidence.get("seeds", {}), unit.gate == "perf"
-    return Evidence(
-        op=op.name,
-        candidate=unit.candidate,
-        op_contract=op.contract_sha256(),
-        gate_contract=GATE_CONTRACT,
-        arch=arch,
-        run=run,
-        objects={a.record.problem.key: a.record.object_sha256 for a in unit.artefacts},
-        environment=environment(),
-        results=(done.result,),
-        points=done.points,
-        seeds={k: v for k, v in seeds.items() if isinstance(v, int)},
-        started=started,
-        finished=_now(),
-        raw_sha256=results.raw_digest(done.raw or {}),
-        facts={
-            results.UNIT: unit.name,
-            "kit": kit,
-            "mutants": {f"{m.record.problem.key} {m.record.defect}": m.record.object_sha256 for m in unit.mutants},
-            **({"champions": {c.record.problem.key: c.record.object_sha256 for c in unit.champions}} if timed else {}),
-        },
-    )
 
 
 def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
@@ -274,10 +248,6 @@ def _part(text: str) -> tuple[int, int]:
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise ValueError(f"--part {text!r} is not I/N with 1 <= I <= N")
     return int(index), int(count)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write(path: Path, data: bytes) -> None:

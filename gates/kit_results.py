@@ -15,6 +15,7 @@ UNIT = "unit"  # the fact that names a part within its candidate, e.g. "unit-num
 # A part whose findings say so passes when another part of the same gate passed outright: a sweep needs one win, and
 # not one in every part.
 NEUTRAL: Mapping[str, str] = {"perf.no_win": "perf.pass"}
+JUDGED = (Status.PASS, Status.FAIL)
 WORST_FIRST = (Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)
 KEPT_FIRST = (Status.FAIL, Status.PASS, Status.ERROR, Status.SKIP)  # of two runs of one part: no picking of the luckier
 SAME_MACHINE = ("gpu", "arch", "driver", "cuda", "torch", "tvm_ffi", "runtime_flavour")
@@ -35,6 +36,15 @@ class EvidenceSet:
 
     def with_part(self, part: SignedEvidence) -> "EvidenceSet":
         return replace(self, parts=(*self.parts, part))
+
+    def judged(self, candidate: str, unit: str, objects: Mapping[str, str]) -> Evidence | None:
+        """The part of this unit that came to a verdict about exactly these objects: it is not run again."""
+        for part in self.parts:
+            evidence = part.evidence
+            same = (evidence.candidate, unit_of(evidence)) == (candidate, unit) and evidence.objects == objects
+            if same and status_of(evidence) in JUDGED:
+                return evidence
+        return None
 
 
 def unit_of(evidence: Evidence) -> str:

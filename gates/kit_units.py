@@ -1,4 +1,4 @@
-"""The pieces of work of a kit: one gate of one candidate on a few points, each minutes at most."""
+"""The pieces of work of a kit: one gate of one candidate on a few points, each minutes at most, and their evidence."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,12 @@ from typing import Any, ClassVar
 
 from kgen.contract import Op
 from kgen.gates import fullmodel, numeric, perf
-from kgen.records import BuildRecord, GateResult, PerfPoint
+from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.environment import environment
+from kgen.gates.kit_results import UNIT, raw_digest
+from kgen.records import BuildRecord, Evidence, GateResult, PerfPoint
+from kgen.store.cache import OBJECT_SUFFIX, Blobs
+from kgen.store.runs import utc_now
 
 BINS_A_UNIT = 4
 
@@ -42,6 +47,11 @@ class Unit:
     mutants: tuple[Carried, ...] = ()
     champions: tuple[Carried, ...] = ()  # what a timed candidate has to beat, where something serves already
 
+    @property
+    def objects(self) -> dict[str, str]:
+        """Problem key -> sha256 of the object that is judged there."""
+        return {a.record.problem.key: a.record.object_sha256 for a in self.artefacts}
+
 
 @dataclass(frozen=True)
 class Done:
@@ -55,7 +65,7 @@ def units(
 ) -> list[Unit]:
     """The candidate's work in order. `wanted` restricts the points (see `wants`); nothing left is an empty list."""
     builds, mutants, champions = (
-        [Carried(b, objects / f"{b.object_sha256}.o") for b in records if wants(b.problem.key, wanted)]
+        [carried_in(objects, b) for b in records if wants(b.problem.key, wanted)]
         for records in (candidate.builds, candidate.mutants, candidate.champions)
     )
     found = []
@@ -69,6 +79,11 @@ def units(
                 rivals = tuple(c for c in champions if c.record.problem.key in keys)
                 found.append(Unit(gate, name, candidate.id, tuple(group), own, rivals))
     return found
+
+
+def carried_in(objects: Path, build: BuildRecord) -> Carried:
+    """A build whose object lies in the folder `objects` under its hash."""
+    return Carried(build, Blobs(objects).where(build.object_sha256, OBJECT_SUFFIX))
 
 
 def covers(gate: str, build: BuildRecord, op: Op) -> bool:
@@ -94,6 +109,33 @@ def _groups(builds: Sequence[Carried]) -> list[tuple[str, list[Carried]]]:
             label = f"{arch} {dims} t{part[0]}" + (f"-t{part[-1]}" if len(part) > 1 else "")
             found.append((label, [b for b in line if b.record.problem.tokens in part]))
     return found
+
+
+def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, started: str) -> Evidence:
+    """One piece's evidence. `kit` is the hash of the kit's table of contents, "" where no kit is involved."""
+    seeds, timed = done.result.evidence.get("seeds", {}), unit.gate == "perf"
+    return Evidence(
+        op=op.name,
+        candidate=unit.candidate,
+        op_contract=op.contract_sha256(),
+        gate_contract=GATE_CONTRACT,
+        arch=arch,
+        run=run,
+        objects=unit.objects,
+        environment=environment(),
+        results=(done.result,),
+        points=done.points,
+        seeds={k: v for k, v in seeds.items() if isinstance(v, int)},
+        started=started,
+        finished=utc_now(),
+        raw_sha256=raw_digest(done.raw or {}),
+        facts={
+            UNIT: unit.name,
+            "kit": kit,
+            "mutants": {f"{m.record.problem.key} {m.record.defect}": m.record.object_sha256 for m in unit.mutants},
+            **({"champions": {c.record.problem.key: c.record.object_sha256 for c in unit.champions}} if timed else {}),
+        },
+    )
 
 
 def _numeric(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kits import CANDIDATE, KEY, MACHINE, RUN, SERVED, Made, document, ledger_of, make, part
 
-from kgen.gates.ingest import OWN_KEY, SELF_REPORTED, Ingested, Ledger, Refusal, ingest
+from kgen.gates.ingest import Ingested, Ledger, Refusal, ingest
 from kgen.gates.kit_results import MergeError, merge, pack_raw
 from kgen.records import Evidence, SignedEvidence, Status, canonical_json, sha256_bytes, to_json
+from kgen.records.manifest import OWN_KEY, SELF_REPORTED
 from kgen.store.signing import check
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.kits import ARCH, CANDIDATE, KEY, OP, RUN, SERVED, Made, ledger_of, make, point
 
-from kgen.gates import kit_host
+from kgen.gates import kit_units
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.ingest import Ledger, ingest
 from kgen.gates.kit_host import Host, Unsound, main, parse
@@ -24,7 +24,7 @@ def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that the evidence names: there is no GPU here to ask."""
     from support.kits import MACHINE
 
-    monkeypatch.setattr(kit_host, "environment", lambda: MACHINE)
+    monkeypatch.setattr(kit_units, "environment", lambda: MACHINE)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support import sets
 from support.loops import ListProposer
 from support.proven import DIMS, OP, RATIOS, proven
 
-from kgen.gates import kit_host
+from kgen.gates import kit_units
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.kit_units import GATE_NAMES, Done, Unit
 from kgen.loop import proving
@@ -47,7 +47,7 @@ class PaperGates:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    monkeypatch.setattr(kit_host, "environment", sets.environment)
+    monkeypatch.setattr(kit_units, "environment", sets.environment)
     monkeypatch.setattr(proving, "skip_without", lambda *_: None)
     made = proven(tmp_path / "runs", tmp_path / "cache")
     settings = read_settings(made.run.info.settings, "")

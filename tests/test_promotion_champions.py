@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from support.sets import CURRENT, KEY, OP, WIN, build, fill, make_case, problem
 
-from kgen.gates.kit_host import part_of
-from kgen.gates.kit_units import CarriedCandidate, Done, Unit, units
+from kgen.gates.kit_units import CarriedCandidate, Done, Unit, part_of, units
 from kgen.ops import REGISTRY
 from kgen.promotion import promote
 from kgen.promotion.champions import champions

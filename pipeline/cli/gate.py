@@ -8,6 +8,7 @@ import typer
 
 from kgen.cli import boundary, output
 from kgen.cli.common import CacheOption, JsonOption, cache_at, checked, find_op, one_of
+from kgen.records import GATES
 
 if TYPE_CHECKING:
     from kgen.contract.op import Op
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from kgen.loop.settings import Settings
     from kgen.records import Candidate, GateResult
 
-NAMES = ("compile", "unit-numeric", "full-model-eval", "perf-sweep")
 MAX_SOURCE = 1 << 20
 
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def gate(
-    name: Annotated[str, typer.Argument(metavar="GATE", help=", ".join(NAMES))],
+    name: Annotated[str, typer.Argument(metavar="GATE", help=", ".join(GATES))],
     file: Annotated[str, typer.Argument(metavar="FILE", help="The candidate, or - for stdin.")],
     op: Annotated[str, typer.Option("--op", help="The op that it is for.")],
     arch: Annotated[list[str] | None, typer.Option("--arch", help="Repeat for several (default: sm_90a).")] = None,
@@ -40,7 +40,7 @@ def gate(
     from kgen.loop.settings import Settings
     from kgen.records import Candidate, Origin
 
-    one_of("GATE", name, NAMES)
+    one_of("GATE", name, GATES)
     found = find_op(op)
     asked = Settings(
         found.name,
@@ -90,8 +90,10 @@ def _source(file: str) -> str:
 def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cache: Path) -> "GateResult":
     from kgen.gates.builder.pool import Builder
     from kgen.gates.compile import CompileGate
+    from kgen.gates.contract import DEFECTS
     from kgen.gates.sandbox import choose
     from kgen.loop import matrix
+    from kgen.store.cache import linked_in
 
     with Builder(choose(unsafe_no_sandbox=settings.unsafe)) as builder, CompileGate(op, cache, builder) as compiler:
         report = compiler.run(candidate, matrix.full(op, settings))
@@ -100,8 +102,8 @@ def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cach
         mutants: list[CompileReport] = []
         if name == "full-model-eval":
             problems = matrix.mutants(op, settings)
-            mutants = [compiler.run(candidate, [p], defect) for defect in matrix.MUTANT_DEFECTS for p in problems]
-    return _on_gpu(name, op, report, mutants, cache / "linked")
+            mutants = [compiler.run(candidate, [p], defect) for defect in DEFECTS for p in problems]
+    return _on_gpu(name, op, report, mutants, linked_in(cache))
 
 
 def _on_gpu(name: str, op: "Op", report: "CompileReport", mutants: "list[CompileReport]", cache: Path) -> "GateResult":

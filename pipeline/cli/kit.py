@@ -42,11 +42,12 @@ def kit(
     """Write one file that runs this run's GPU gates anywhere: Python, torch, cc and a GPU, no network."""
     from kgen.gates.kit import Contents, KitCandidate, build
     from kgen.promotion.champions import champions
-    from kgen.store import Blobs, set_path
+    from kgen.store import set_path
+    from kgen.store.cache import objects_in
 
     found = find_run(run, runs)
     op, place = find_op(found.info.op), cache_at(cache)
-    blobs = Blobs(place / "objects")
+    blobs = objects_in(place)
     folders = [find_candidate(found, name) for name in candidate] if candidate else _staged(found)
     carried = []
     for folder in folders:
@@ -78,8 +79,9 @@ def _staged(run: "Run") -> "list[CandidateFolder]":
 def _piece(build: "BuildRecord", blobs: "Blobs", run: "Run") -> "Carried":
     from kgen.gates.kit_units import Carried
     from kgen.store import IntegrityError
+    from kgen.store.cache import OBJECT_SUFFIX
 
-    path = blobs.find(build.object_sha256, ".o")
+    path = blobs.find(build.object_sha256, OBJECT_SUFFIX)
     if path is None:
         text = f"{build.problem.key}: its object is not in the cache {blobs.root} (any more)"
         raise IntegrityError(f"{text}: {run.info.command or 'kgen propose'} builds it again")

@@ -63,14 +63,14 @@ def promote_run(run: "Run", candidate: str, kernels: str, cache: Path, trust: bo
     from kgen.promotion import gather
     from kgen.promotion import promote as promote_case
     from kgen.report import read
-    from kgen.store import Blobs
+    from kgen.store.cache import objects_in
 
     document = read(run, find_op(run.info.op))
     if not candidate and document.subject is None:
         raise boundary.Stopped(f"run {run.id} has no candidate; next: {document.next_command}")
     name = candidate or (document.subject.folder if document.subject else "")
     place = target(kernels)
-    case = gather(find_candidate(run, name), Blobs(cache / "objects"))
+    case = gather(find_candidate(run, name), objects_in(cache))
     promotion = promote_case(place, case, current(), run.key(), trust)
     labels = list(promotion.labels.values())
     replaced = sorted({seq for seq in promotion.previous.values() if seq})

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from kgen.gates.compile import GATE, CompileReport
-from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.contract import DEFECTS, GATE_CONTRACT
 from kgen.loop import cost, matrix
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.records import BuildRecord, Candidate, GateResult, Status, to_json
@@ -95,7 +95,7 @@ def _full(work: Work, folder: CandidateFolder) -> GateResult:
         return result
     candidate = folder.candidate()
     problems, mutants = matrix.full(work.op, work.settings), matrix.mutants(work.op, work.settings)
-    total = len(problems) + len(mutants) * len(matrix.MUTANT_DEFECTS)
+    total = len(problems) + len(mutants) * len(DEFECTS)
     work.stage(f"compile, full matrix of {folder.short_id}", total)
     report = _all(work, [partial(work.gate.run, candidate, problems)])[0]
     records, result = [a.record for a in report.artefacts], report.result
@@ -117,7 +117,7 @@ def _mutants(work: Work, candidate: Candidate) -> tuple[list[BuildRecord], dict[
     records: list[BuildRecord] = []
     said: dict[str, str] = {}
     problems = matrix.mutants(work.op, work.settings)
-    for defect in matrix.MUTANT_DEFECTS:
+    for defect in DEFECTS:
         reports = _all(work, [partial(work.gate.run, candidate, (p,), defect) for p in problems])
         built = [a.record for report in reports for a in report.artefacts]
         failed = [r.result for r in reports if not r.result.passed]

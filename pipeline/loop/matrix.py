@@ -3,10 +3,9 @@
 from itertools import product
 
 from kgen.contract.op import Op
+from kgen.gates.fullmodel_plan import few_bins
 from kgen.loop.settings import Settings
 from kgen.records import Problem
-
-MUTANT_DEFECTS = ("tile_scale", "drop_last_k")  # what the model gate must be shown
 
 
 def quick(op: Op, settings: Settings) -> tuple[Problem, ...]:
@@ -24,6 +23,5 @@ def full(op: Op, settings: Settings) -> tuple[Problem, ...]:
 
 def mutants(op: Op, settings: Settings) -> tuple[Problem, ...]:
     """The model gate decodes mutants briefly: first dims, at a narrow, a middle and a wide bin, on every arch."""
-    bins = settings.bins
-    few = sorted({bins[0], bins[len(bins) // 2], bins[-1]})
+    few = few_bins(settings.bins)
     return tuple(op.problem(settings.dims[0], tokens, arch) for arch, tokens in product(settings.archs, few))

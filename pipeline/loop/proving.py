@@ -7,22 +7,20 @@ Without a fitting GPU every gate is a skip whose message holds the next command.
 import json
 import lzma
 import traceback
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.ingest import ingest
-from kgen.gates.kit_host import part_of
-from kgen.gates.kit_results import EvidenceSet, distinct, merge_results, pack_raw, status_of, unit_of
-from kgen.gates.kit_units import GATE_NAMES, RUN, CarriedCandidate, Done, Unit, units
+from kgen.gates.kit_results import JUDGED, NEUTRAL, EvidenceSet, distinct, merge_results, pack_raw
+from kgen.gates.kit_units import GATE_NAMES, RUN, CarriedCandidate, Done, Runner, Unit, part_of, units
 from kgen.gates.numeric import skip_without
 from kgen.gates.runner.job import stock_spec
 from kgen.loop.intake import ledger, take_in
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.promotion.champions import champions
 from kgen.records import Evidence, GateResult, Status
-from kgen.store.cache import Blobs
+from kgen.store.cache import linked_in, objects_in
 from kgen.store.candidates import CandidateFolder
 from kgen.store.documents import json_bytes, read_record
 from kgen.store.runs import utc_now
@@ -32,8 +30,6 @@ PARTS, RAW_PARTS = "parts.json", "raw-parts.json.xz"
 PREFIX: Mapping[str, str] = {"numeric": "numeric", "model": "fullmodel", "perf": "perf"}  # of the gates' codes
 SHORT: Mapping[str, str] = {gate: short for short, gate in GATE_NAMES.items()}
 UNIT_SECONDS = 480.0
-
-Runner = Callable[[Any, Unit, Path, float], Done]
 
 
 def next_command(work: Work) -> str:
@@ -63,14 +59,14 @@ def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[st
         folder.candidate().id,
         tuple(b for b in sound if b.problem.arch == work.arch),
         tuple(b for b in builds if b.defect and b.problem.arch == work.arch),
-        champions(work.kernels, sound, Blobs(work.cache / "objects")) if work.kernels and short == "perf" else (),
+        champions(work.kernels, sound, objects_in(work.cache)) if work.kernels and short == "perf" else (),
     )
-    todo = units(work.op, carried, work.cache / "objects", [short], [])
+    todo = units(work.op, carried, objects_in(work.cache).root, [short], [])
     work.stage(f"{GATE_NAMES[short]} of {folder.short_id}", len(todo))
     results: list[GateResult] = []
     for unit in todo:
         results += _unit(work, folder, unit, runners).results
-        if results[-1].status is Status.FAIL and results[-1].code != "perf.no_win":
+        if results[-1].status is Status.FAIL and results[-1].code not in NEUTRAL:
             break
     if not results:
         message = "this matrix has no dims that a promotion claims"
@@ -81,12 +77,9 @@ def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[st
 def _unit(work: Work, folder: CandidateFolder, unit: Unit, runners: Mapping[str, Runner]) -> Evidence:
     """The unit's evidence: the part that is there, if it is about exactly these objects, else run now."""
     found = parts(work, folder)
-    objects = {a.record.problem.key: a.record.object_sha256 for a in unit.artefacts}
-    for part in found.parts:
-        evidence = part.evidence
-        if unit_of(evidence) == unit.name and evidence.objects == objects and status_of(evidence) in _VERDICTS:
-            work.step(f"{unit.name}: done before", folder.short_id)
-            return evidence
+    if (before := found.judged(unit.candidate, unit.name, unit.objects)) is not None:
+        work.step(f"{unit.name}: done before", folder.short_id)
+        return before
     started = utc_now()
     done = _run(work, unit, runners)
     evidence = part_of(work.op, work.run.id, work.arch, "", unit, done, started)
@@ -98,16 +91,13 @@ def _unit(work: Work, folder: CandidateFolder, unit: Unit, runners: Mapping[str,
     return evidence
 
 
-_VERDICTS = (Status.PASS, Status.FAIL)
-
-
 def _run(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> Done:
     name = GATE_NAMES[unit.gate]
     if work.seconds_left <= 0:
         text = "the run's minutes were used up before its turn"
         return Done(GateResult(name, Status.SKIP, f"{PREFIX[unit.gate]}.{OUT_OF_TIME}", text, contract=GATE_CONTRACT))
     try:
-        return runners[unit.gate](work.op, unit, work.cache / "linked", min(UNIT_SECONDS, work.seconds_left))
+        return runners[unit.gate](work.op, unit, linked_in(work.cache), min(UNIT_SECONDS, work.seconds_left))
     # The boundary of a piece: what goes wrong with the machine is its result, and the other pieces go on.
     except Exception as error:  # noqa: BLE001
         work.say(f"{unit.name}: {''.join(traceback.format_exception_only(error)).strip()[:400]}")
@@ -135,7 +125,7 @@ def settle(work: Work, folder: CandidateFolder) -> None:
     """When all three gates of a candidate were judged here, its parts become its evidence, as those of a kit would."""
     found = parts(work, folder)
     statuses = {r.status for p in distinct(p.evidence for p in found.parts) for r in p.results}
-    if not found.parts or not statuses <= set(_VERDICTS):
+    if not found.parts or not statuses <= set(JUDGED):
         return
     raw = folder.file(RAW_PARTS)
     raws = {RAW_PARTS: raw.read_bytes()} if raw.exists() else {}

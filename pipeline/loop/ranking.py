@@ -9,6 +9,7 @@ from kgen.loop.building import quick_result
 from kgen.loop.rounds import Ranked
 from kgen.loop.work import Work
 from kgen.records import GateResult
+from kgen.store.cache import linked_in
 from kgen.store.candidates import CandidateFolder
 
 FARTHEST = 0.05  # relL2 to the stock op beyond which a time means nothing; the numeric gate is far stricter
@@ -35,7 +36,7 @@ def _measured(work: Work, folders: Sequence[CandidateFolder]) -> tuple[Ranked, .
     work.stage(f"ranking {len(folders)} candidates on this GPU", 1)
     reports = [work.gate.run(f.candidate(), problems) for f in folders]  # from the cache
     specs = [spec(artefact) for report in reports for artefact in report.artefacts]
-    rows = iter(rank(specs, cache=work.cache / "linked"))
+    rows = iter(rank(specs, cache=linked_in(work.cache)))
     found = []
     for folder, report in zip(folders, reports, strict=True):
         mine = [next(rows) for _ in report.artefacts]

@@ -11,15 +11,17 @@ from kgen.contract.op import Op, Registry
 from kgen.gates.audit.recorder import RecorderError
 from kgen.gates.builder.outcome import BuilderError
 from kgen.gates.compile import CompileGate
+from kgen.gates.contract import DEFECTS
 from kgen.gates.environment import device_arch
+from kgen.gates.fullmodel_plan import few_bins
+from kgen.gates.kit_results import NEUTRAL
 from kgen.gates.kit_units import RUN, CarriedCandidate, units
 from kgen.gates.sandbox import NoSandboxError
-from kgen.loop import matrix
 from kgen.loop.proving import UNIT_SECONDS
 from kgen.promotion import Finding, Outcome
 from kgen.promotion.verify import name
 from kgen.records import BuildRecord, Candidate, Origin, Promotion, Status
-from kgen.store.cache import Blobs
+from kgen.store.cache import OBJECT_SUFFIX, linked_in, objects_in
 from kgen.store.kernelset import KernelSet
 from kgen.store.paths import SetPath
 
@@ -44,27 +46,26 @@ def _again(
     kernels: KernelSet, promotion: Promotion, op: Op, cache: Path, say: Callable[[str], None]
 ) -> Iterator[Finding]:
     builds = kernels.builds(promotion)
-    blobs = Blobs(cache / "objects")
+    blobs = objects_in(cache)
     for sha256 in set(promotion.objects.values()):
-        blobs.put(kernels.object(sha256), ".o")
+        blobs.put(kernels.object(sha256), OBJECT_SUFFIX)
     candidate = Candidate(promotion.op, kernels.source(promotion), Origin("promoted"))
     carried = CarriedCandidate(candidate.id, builds, _mutants(op, candidate, builds, cache))
-    for unit in units(op, carried, cache / "objects", list(RUN), []):
+    for unit in units(op, carried, blobs.root, list(RUN), []):
         say(f"{name(promotion)}: {unit.name} ...")
-        result = RUN[unit.gate](op, unit, cache / "linked", UNIT_SECONDS).result
-        outcome = Outcome.OK if result.code == "perf.no_win" else OUTCOMES[result.status]
+        result = RUN[unit.gate](op, unit, linked_in(cache), UNIT_SECONDS).result
+        outcome = Outcome.OK if result.code in NEUTRAL else OUTCOMES[result.status]
         yield Finding(name(promotion), unit.name, outcome, f"{result.code}: {result.message[:200]}")
 
 
 def _mutants(op: Op, candidate: Candidate, builds: tuple[BuildRecord, ...], cache: Path) -> tuple[BuildRecord, ...]:
     """Without a compiler there are none, and the model gate says that it proves nothing."""
     first = builds[0].problem.dims
-    bins = sorted(b.problem.tokens for b in builds if b.problem.dims == first)
-    few = sorted({bins[0], bins[len(bins) // 2], bins[-1]})
+    few = few_bins(b.problem.tokens for b in builds if b.problem.dims == first)
     problems = [b.problem for b in builds if b.problem.dims == first and b.problem.tokens in few]
     try:
         with CompileGate(op, cache) as gate:
-            reports = [gate.run(candidate, [p], defect) for defect in matrix.MUTANT_DEFECTS for p in problems]
+            reports = [gate.run(candidate, [p], defect) for defect in DEFECTS for p in problems]
     except (NoSandboxError, RecorderError, BuilderError):
         return ()
     return tuple(a.record for report in reports for a in report.artefacts)

@@ -20,6 +20,7 @@ from kgen.records import (
     to_json,
 )
 from kgen.records.envelope import envelope, label
+from kgen.records.manifest import OWN_KEY, SELF_REPORTED
 from kgen.store import signing
 from kgen.store.errors import IntegrityError
 
@@ -103,9 +104,9 @@ def _same_candidate(case: Case, evidence: Evidence) -> None:
 
 def _whose(case: Case, key: bytes, trust: bool) -> str:
     if signing.check(case.evidence, key):
-        return "own-key"
+        return OWN_KEY
     if trust:
-        return "self-reported"
+        return SELF_REPORTED
     raise Refused("promote.trust", "the evidence is not signed with this run's key: it is promoted only with --trust")
 
 

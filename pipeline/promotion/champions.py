@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kgen.records import BuildRecord
-from kgen.store.cache import Blobs
+from kgen.store.cache import OBJECT_SUFFIX, Blobs
 from kgen.store.kernelset import KernelSet
-
-OBJECT_SUFFIX = ".o"
 
 
 def champions(target: Path, builds: Sequence[BuildRecord], blobs: Blobs) -> tuple[BuildRecord, ...]:

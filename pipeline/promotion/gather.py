@@ -5,13 +5,12 @@
 
 from kgen.promotion.case import Case, Refused
 from kgen.records import SignedEvidence
-from kgen.store.cache import Blobs
+from kgen.store.cache import OBJECT_SUFFIX, Blobs
 from kgen.store.candidates import CandidateFolder
 from kgen.store.documents import read_bytes, read_record
 
 EVIDENCE = "evidence.json"
 RAW = "raw.json.xz"
-OBJECT_SUFFIX = ".o"
 
 
 def gather(folder: CandidateFolder, blobs: Blobs) -> Case:

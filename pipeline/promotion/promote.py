@@ -138,17 +138,13 @@ def _compose(manifest: Manifest, case: Case, claim: Claim) -> tuple[Promotion, d
         promoted=utc_now(),
         workspaces={k: b.workspaces for k, b in builds.items()},
         functions={k: b.function for k, b in builds.items()},
-        launches={k: _launches(tuple(launch.kernel for launch in b.launches)) for k, b in builds.items()},
+        launches={k: b.launch_counts() for k, b in builds.items()},
         previous={k: manifest.champions.get(k, 0) for k in builds},
         builds=names.builds,
         builds_sha256=sha256_bytes(parts["builds.json"]),
         raw=names.raw,
     )
     return promotion, files
-
-
-def _launches(kernels: tuple[str, ...]) -> dict[str, int]:
-    return {name: kernels.count(name) for name in kernels}
 
 
 def _names(manifest: Manifest, case: Case, parts: dict[str, bytes], seq: int) -> _Names:

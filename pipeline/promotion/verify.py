@@ -12,6 +12,7 @@ from kgen.promotion.case import GPU_GATES
 from kgen.promotion.freshness import Current, stale
 from kgen.records import BuildRecord, Candidate, Compiler, Evidence, Manifest, Origin, Problem, Promotion
 from kgen.records.envelope import envelope
+from kgen.records.manifest import OWN_KEY
 from kgen.store.errors import IntegrityError
 from kgen.store.kernelset import MANIFEST, KernelSet
 from kgen.store.paths import SetPath
@@ -122,7 +123,7 @@ def _evidence(kernels: KernelSet, promotion: Promotion) -> str:
     if {k: evidence.objects.get(k) for k in promotion.objects} != dict(promotion.objects):
         raise IntegrityError(f"{promotion.evidence} was made with other objects than those promoted")
     _merit(promotion, evidence)
-    if promotion.trust == "own-key" and not signed.hmac:
+    if promotion.trust == OWN_KEY and not signed.hmac:
         raise IntegrityError(f"{promotion.evidence} is unsigned, but was promoted as the owner's own")
     kernels.raw(promotion)
     return f"{len(promotion.objects)} points on {evidence.environment.gpu}, {promotion.trust}"
@@ -148,9 +149,7 @@ def _builds(kernels: KernelSet, promotion: Promotion) -> str:
     if set(builds) != set(promotion.objects):
         raise IntegrityError(f"{promotion.builds or promotion.source}: build records do not cover the promoted points")
     for key, build in builds.items():
-        kernel_names = [launch.kernel for launch in build.launches]
-        launches = {kernel: kernel_names.count(kernel) for kernel in kernel_names}
-        recorded = (build.object_sha256, build.function, build.workspaces, launches, build.candidate)
+        recorded = (build.object_sha256, build.function, build.workspaces, build.launch_counts(), build.candidate)
         promoted = (
             promotion.objects[key],
             promotion.functions[key],

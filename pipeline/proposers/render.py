@@ -16,12 +16,13 @@ from typing import Any
 import jinja2
 
 from kgen.contract import Op
+from kgen.gates.rates import MEASURED
 from kgen.proposers.base import ProposalRequest
 from kgen.proposers.feedback import feedback
 from kgen.proposers.quoting import quoted
 from kgen.records import Problem, canonical_json, sha256_bytes
 
-READ_RATE = 4.48e12  # bytes/s that a plain read reaches on an H200: the roofline of the reports
+READ_RATE = MEASURED["NVIDIA H200"].read  # bytes/s: the roofline of the reports
 COST_TOKENS = (1, 8, 64)
 
 

@@ -1,5 +1,6 @@
 """What the builder made of a candidate for one problem, as the audit sees it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -73,3 +74,7 @@ class BuildRecord:
     ptx: Mapping[str, Any] = field(default_factory=dict)  # counted facts: vector loads, no_allocate, mma, local
     design: str = ""  # the candidate's name for the algorithm it chose here
     defect: str = ""  # non-empty only for the mutation test's deliberately broken builds
+
+    def launch_counts(self) -> dict[str, int]:
+        """Kernel -> launches of one call."""
+        return dict(Counter(launch.kernel for launch in self.launches))

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+OWN_KEY, SELF_REPORTED = "own-key", "self-reported"  # evidence signed with the run's key, or taken on trust
+
 
 @dataclass(frozen=True)
 class Promotion:
@@ -23,7 +25,7 @@ class Promotion:
     objects: Mapping[str, str]
     labels: Mapping[str, str]  # problem key -> win | tie
     run: str
-    trust: str  # "own-key" or "self-reported"
+    trust: str  # OWN_KEY or SELF_REPORTED
     promoted: str  # UTC, ISO 8601
     workspaces: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)  # problem key -> exported function name

@@ -15,7 +15,8 @@ from kgen.loop.session import outcome
 from kgen.loop.settings import Settings, read_settings
 from kgen.promotion.gather import EVIDENCE
 from kgen.records import GATES, BuildRecord, Candidate, Evidence, GateResult, SignedEvidence, Status, Verdict
-from kgen.records.envelope import envelope
+from kgen.records.envelope import HEADLINE, envelope
+from kgen.records.manifest import OWN_KEY, SELF_REPORTED
 from kgen.store.documents import read_record
 from kgen.store.runs import Run, RunInfo
 from kgen.store.signing import check
@@ -35,7 +36,7 @@ class Entry:
     rank: int
     builds: tuple[BuildRecord, ...]
     evidence: Evidence | None
-    trust: str  # "own-key", "self-reported" or "" without evidence
+    trust: str  # OWN_KEY, SELF_REPORTED, or "" without evidence
 
     @property
     def verdict(self) -> Verdict:
@@ -65,7 +66,7 @@ class Entry:
         """The worst upper bound in the envelope's column; inf without times. Orders promotable candidates."""
         points = self.evidence.points if self.evidence else ()
         served = envelope(points)
-        return max((p.ratio_high for p in points if p.problem in served and p.column == "graph"), default=float("inf"))
+        return max((p.ratio_high for p in points if p.problem in served and p.column == HEADLINE), default=float("inf"))
 
 
 FURTHEST = ("promotable", "staged", "error", "failed", "not chosen", "unfinished")
@@ -141,5 +142,5 @@ def _entry(run: Run, name: str, ranked: dict[str, tuple[int, Ranked]]) -> Entry:
         rank=place,
         builds=folder.builds(),
         evidence=signed.evidence if signed else None,
-        trust=("own-key" if check(signed, run.key()) else "self-reported") if signed else "",
+        trust=(OWN_KEY if check(signed, run.key()) else SELF_REPORTED) if signed else "",
     )

@@ -6,6 +6,7 @@ from typing import Any
 from kgen.gates.kit_units import GATE_NAMES
 from kgen.records import GATES, PerfPoint, Status
 from kgen.records.envelope import HEADLINE, envelope
+from kgen.records.manifest import OWN_KEY
 from kgen.report.background import counts
 from kgen.report.document import Document, Entry
 from kgen.report.text import cell, code, details, percent, sci, table, us
@@ -28,7 +29,7 @@ def _promotable(doc: Document, entry: Entry) -> str:
     evidence = entry.evidence
     labels = list(envelope(evidence.points).values()) if evidence else []
     where = f" on {cell(evidence.environment.gpu)} ({evidence.arch})" if evidence else ""
-    trust = "" if entry.trust == "own-key" else " **The evidence is self-reported: it promotes only with `--trust`.**"
+    trust = "" if entry.trust == OWN_KEY else " **The evidence is self-reported: it promotes only with `--trust`.**"
     said = f"All four gates passed{where}: {labels.count('win')} points win, {labels.count('tie')} tie"
     return f"{said}, worst upper bound {entry.ratio:.3f} of the best baseline.{trust} {counts(doc)}"
 

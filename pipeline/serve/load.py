@@ -24,7 +24,7 @@ import torch
 from kgen.contract import DTYPES, Op, Role, Values
 from kgen.ops import REGISTRY
 from kgen.records import Problem, Promotion
-from kgen.store.cache import Blobs
+from kgen.store.cache import OBJECT_SUFFIX, linked_in, objects_in
 from kgen.store.kernelset import KernelSet
 from kgen.store.paths import cache_path, serving_sets
 
@@ -161,9 +161,9 @@ def _launch(op: Op, problem: Problem, promotion: Promotion, data: bytes) -> tupl
     from kgen.serve.runtime import find_runtime
 
     cache, runtime = cache_path(), find_runtime()
-    blobs = Blobs(cache / "objects")
-    sha256 = blobs.put(data, ".o")
-    library = link(blobs.where(sha256, ".o"), sha256, cache / "linked", runtime)
+    blobs = objects_in(cache)
+    sha256 = blobs.put(data, OBJECT_SUFFIX)
+    library = link(blobs.where(sha256, OBJECT_SUFFIX), sha256, linked_in(cache), runtime)
     launcher = Launcher(library, promotion.functions[problem.key], runtime)
     workspaces = [
         torch.zeros(shape, dtype=getattr(torch, DTYPES[dtype].torch), device="cuda")

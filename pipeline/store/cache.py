@@ -14,6 +14,7 @@ from kgen.store.durable import DURABLE, Durable
 from kgen.store.errors import IntegrityError
 
 HEX = frozenset("0123456789abcdef")
+OBJECT_SUFFIX = ".o"
 
 
 def is_sha256(text: str) -> bool:
@@ -60,6 +61,16 @@ class Blobs:
         if data is None or sha256_bytes(data) != sha256:
             raise IntegrityError(f"{path} is {'missing' if data is None else 'damaged'}; build it again")
         return data
+
+
+def objects_in(cache: Path) -> Blobs:
+    """Built objects, PTX and cubins of a cache folder."""
+    return Blobs(cache / "objects")
+
+
+def linked_in(cache: Path) -> Path:
+    """Where a cache folder keeps objects that are linked for loading."""
+    return cache / "linked"
 
 
 class Results:

@@ -23,6 +23,7 @@ from kgen.records import (
     sha256_bytes,
     to_json,
 )
+from kgen.records.manifest import OWN_KEY, SELF_REPORTED
 from kgen.store.cache import is_sha256
 from kgen.store.candidates import parse_builds
 from kgen.store.documents import json_bytes, parse_json, parse_record, read_bytes
@@ -33,7 +34,7 @@ OBJECTS = "objects"
 MAX_OBJECT_BYTES = 16 << 20  # an object is 15-40 KB compressed; a bomb stops here
 MAX_DECODER_BYTES = 64 << 20  # memory; preset 6 needs 9 MB
 LABELS = ("win", "tie")
-TRUST = ("own-key", "self-reported")
+TRUST = (OWN_KEY, SELF_REPORTED)
 
 
 def checksum(manifest: Manifest) -> str:

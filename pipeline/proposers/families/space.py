@@ -13,8 +13,9 @@ from typing import Any
 
 import jinja2
 
+from kgen.gates.audit.limits import SMEM_BYTES
+
 Row = Mapping[str, Any]
-SMEM = 227 * 1024  # bytes of shared memory that a CTA may use on sm_90 and sm_103
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def fits(row: Row, tokens: int, reserve: int = 2048) -> bool:
     sums = 32 * (16 * (96 // row["groups"]) + 20) * token_tiles * row["warps_k"]  # they take the weights' place
     used = max(weights, sums) + (bulk if row["x"] == "bulk" else ring)
     accumulators = 4 * tiles_each * token_tiles
-    return bool(used < SMEM - reserve and accumulators <= 128)
+    return bool(used < SMEM_BYTES - reserve and accumulators <= 128)
 
 
 def _sample_row(rng: random.Random, tokens: int, pdl: bool, one: bool) -> dict[str, Any]:
