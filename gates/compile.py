@@ -114,6 +114,8 @@ class CompileGate:
         """Screen, build and audit. `defect`: a deliberate numeric error for the mutation test."""
         if defect not in ("", *DEFECTS):
             raise ValueError(f"unknown defect {defect!r}; known: {', '.join(DEFECTS)}")
+        if not problems:
+            raise ValueError("no problem to build: a candidate that is built for nothing has passed nothing")
         started = time.monotonic()
         findings = screen(candidate.source)
         if findings:
@@ -121,7 +123,7 @@ class CompileGate:
             return self._report(Status.FAIL, findings[0].code, message, {}, started)
         futures = {p.key: self._executor.submit(self._one, candidate, p, defect) for p in problems}
         outcomes = self._gather(futures)
-        return self._conclude(outcomes, started)
+        return self._conclude(outcomes, [key for key in futures if key not in outcomes], started)
 
     def _gather(self, futures: Mapping[str, "Future[Outcome]"]) -> dict[str, Outcome]:
         """Outcomes in order; after the first failure those not yet started are given up."""
@@ -135,7 +137,7 @@ class CompileGate:
                     other.cancel()
         return outcomes
 
-    def _conclude(self, outcomes: Mapping[str, Outcome], started: float) -> CompileReport:
+    def _conclude(self, outcomes: Mapping[str, Outcome], given_up: Sequence[str], started: float) -> CompileReport:
         evidence = {
             "problems": {key: _facts(o) for key, o in outcomes.items()},
             "cached": sum(o.cached for o in outcomes.values()),
@@ -146,6 +148,9 @@ class CompileGate:
             if outcome.status is not Status.PASS:
                 message = f"{key}: {outcome.message}"
                 return self._report(outcome.status, outcome.code, message, evidence, started)
+        if given_up:  # nothing failed before: the gate was closed while it ran
+            message = f"{given_up[0]}: given up, the gate was closed before its turn"
+            return self._report(Status.ERROR, "compile.builder", message, evidence, started)
         artefacts = tuple(o.artefact for o in outcomes.values() if o.artefact is not None)
         message = f"{len(artefacts)} problems built and audited, {evidence['cached']} of them from the cache"
         return self._report(Status.PASS, "compile.pass", message, evidence, started, artefacts)

@@ -1,12 +1,15 @@
 """The whole compile gate on good candidates: the documented example, other axes, defects, the cache, rebuilds."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kgen.gates.audit.recorder import RecorderError
+from kgen.gates.buildcache import Outcome
 from kgen.gates.builder.outcome import BuilderError
 from kgen.gates.compile import CompileGate, same_code
 from kgen.ops import REGISTRY
@@ -196,3 +199,27 @@ def test_our_own_faults_are_errors_and_not_remembered(
         report = gate.run(candidate, [NANO])
     assert (report.result.status, report.result.code) == (Status.ERROR, code)
     assert gate.run(candidate, [NANO]).result.passed
+
+
+def test_a_gate_that_is_closed_meanwhile_passes_nothing(cache: Path, gate: CompileGate) -> None:
+    with CompileGate(OP, cache, gate.builder, workers=1) as closing:
+        started, go_on = threading.Event(), threading.Event()
+
+        def wait(candidate: Candidate, problem: Problem, defect: str) -> Outcome:
+            started.set()
+            go_on.wait(30)
+            return Outcome(Status.PASS, "compile.pass", "", 0.0)
+
+        closing._one = wait  # type: ignore[method-assign]
+        with ThreadPoolExecutor(1) as caller:
+            report = caller.submit(closing.run, EXAMPLE, [OP.problem("nano", t, "sm_90a") for t in (1, 2, 4)])
+            assert started.wait(30)
+            closing._executor.shutdown(wait=False, cancel_futures=True)
+            go_on.set()
+            result = report.result(30).result
+    assert (result.status, result.code) == (Status.ERROR, "compile.builder"), result.message
+
+
+def test_no_problem_at_all_is_not_a_pass(gate: CompileGate) -> None:
+    with pytest.raises(ValueError, match="no problem"):
+        gate.run(EXAMPLE, [])
