@@ -8,13 +8,13 @@ import re
 import struct
 from dataclasses import dataclass
 
-from kgen.gates.audit.elf import MAGIC, SHT_NOBITS, Elf, ElfError
+from kgen.gates.audit.elf import MAGIC, SHF_ALLOC, SHF_WRITE, SHT_NOBITS, Elf, ElfError
 from kgen.records import KernelFacts, sha256_bytes
 
 EM_CUDA = 190
 FATBIN = b"\x50\xed\x55\xba"  # a fat binary: header, then entries of (kind, header bytes, payload bytes, payload)
 FATBIN_VERSION, FATBIN_HEADER, KIND_ELF = 1, 16, 2
-TEXT, INFO, SHARED = ".text.", ".nv.info.", ".nv.shared."
+TEXT, INFO, SHARED, LOCAL = ".text.", ".nv.info.", ".nv.shared.", ".nv.local."
 
 # .nv.info attributes: format byte 4 carries a sized payload, others a 16-bit value
 SIZED = 4
@@ -28,6 +28,7 @@ NEW_ABI = 8  # from here on the architecture sits one byte higher in e_flags
 class Cubin:
     """`parameters`: per kernel, the bytes of each parameter in order. `accelerated`: an "a" architecture.
 
+    `variables`: bytes of device memory that are a part of it, and that kernels can write.
     `image` is what the launcher hands to the driver: the fat binary round `data`.
     """
 
@@ -37,6 +38,7 @@ class Cubin:
     accelerated: bool
     kernels: tuple[KernelFacts, ...]
     parameters: dict[str, tuple[int, ...]]
+    variables: int = 0
 
     @property
     def sha256(self) -> str:
@@ -98,7 +100,15 @@ def read(data: bytes, image: bytes = b"") -> Cubin:
         facts, sizes = _kernel(elf, name, common)
         kernels.append(facts)
         parameters[name] = sizes
-    return Cubin(data, image, sm, accelerated, tuple(kernels), parameters)
+    return Cubin(data, image, sm, accelerated, tuple(kernels), parameters, _variables(elf))
+
+
+def _variables(elf: Elf) -> int:
+    """Bytes of writable sections that are neither shared nor local memory: what is in them outlives a call."""
+    writable = SHF_WRITE | SHF_ALLOC
+    return sum(
+        s.size for s in elf.sections if s.flags & writable == writable and not s.name.startswith((".nv.shared", LOCAL))
+    )
 
 
 def _attributes(data: bytes) -> list[tuple[int, bytes]]:

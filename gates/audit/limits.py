@@ -28,6 +28,12 @@ def check(cubin: Cubin, launches: Sequence[Launch]) -> None:
         raise AuditError("audit.kernels", f"launched but not in the cubin: {sorted(launched - set(facts))[0][:80]}")
     if set(facts) - launched:
         raise AuditError("audit.kernels", f"in the cubin but never launched: {sorted(set(facts) - launched)[0][:80]}")
+    if cubin.variables:
+        raise AuditError(
+            "audit.state",
+            f"the cubin holds {cubin.variables} bytes of device variables, which outlive a call unseen:"
+            " what a kernel keeps belongs in its workspaces",
+        )
     for kernel in cubin.kernels:
         if kernel.stack_bytes > STACK_BYTES:
             raise AuditError(
