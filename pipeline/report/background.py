@@ -1,11 +1,16 @@
 """The sections of the Markdown report that say what there is and where it comes from, each of the document."""
 
+import re
+from collections.abc import Sequence
+
 from kgen.gates.contract import GATE_CONTRACT
+from kgen.loop.settings import ARCHS
 from kgen.records import BuildRecord, Status
 from kgen.report.document import Document, Entry
 from kgen.report.text import cell, code, details, fenced, table, us
 
 SHOWN_LOGS = 12
+PYTHONS_WORDS = re.compile(r"[A-Za-z_]\w*(?:Error|Exception): ")
 
 
 def counts(doc: Document) -> str:
@@ -87,12 +92,19 @@ def candidates(doc: Document) -> str:
     rows = []
     for e in sorted(doc.entries, key=lambda e: (not e.rank, e.rank, e.number)):
         last = e.verdict.failed or next((r for r in e.results if r.status is Status.SKIP), None)
-        why = f"{code(last.code)} {cell(last.message, 100)}" if last and e.state not in ("promotable", "staged") else ""
+        stopped = last if e.state not in ("promotable", "staged") else None
+        why = f"{code(stopped.code)} {cell(_gist(stopped.message), 100)}" if stopped else ""
         place, price = (str(e.rank), us(e.ranked.us)) if e.ranked else ("–", "–")
         rows.append([str(e.number), code(e.candidate.id[:12]), cell(label(e), 80), place, price, e.state, why])
     head = ["#", "candidate", "made by", "rank", cost, "state", "why"]
     note = "" if measured else " The cost is a guess from the builds (kgen.loop.cost), summed over the quick points."
     return f"## Candidates\n\n{counts(doc)}{note}\n\n" + table(head, rows, right=(0, 3, 4))
+
+
+def _gist(message: str) -> str:
+    """The line of a message that says most: where the failing line of the source leads, Python's error comes last."""
+    lines = message.strip().splitlines()
+    return lines[-1] if lines and PYTHONS_WORDS.match(lines[-1]) else message
 
 
 def label(entry: Entry) -> str:
@@ -128,13 +140,28 @@ def provenance(doc: Document) -> str:
     ]
     if doc.subject is not None:
         rows += _subject_provenance(doc.subject)
-    usage = ", ".join(f"{name} {value:g}" for name, value in doc.usage.items() if value)
-    rows.append(["proposals", cell(usage) or "–"])
+    rows.append(["proposals", cell(spent(doc)) or "–"])
     text = "## Provenance\n\n" + table(["", ""], rows)
     objects = [[code(b.problem.key), code(b.object_sha256)] for b in (doc.subject.sound_builds if doc.subject else ())]
     if objects:
         text += "\n\n" + details(f"{len(objects)} objects", table(["point", "sha256 of the object"], objects))
     return text
+
+
+def spent(doc: Document) -> str:
+    """What the proposals took, "" where nothing was asked: `2 requests, 2000 + 400 tokens, 0.008 USD, 12.3 s`."""
+    u = doc.usage
+    if not u.get("attempts"):
+        return ""
+    tokens = [int(u.get(name, 0)) for name in ("prompt_tokens", "completion_tokens")]
+    guess = " (estimated)" if any(r.usage.get("estimated") for r in doc.rounds) else ""
+    parts = (
+        f"{u['attempts']} request{'s' if u['attempts'] != 1 else ''}",
+        f"{tokens[0]} + {tokens[1]} tokens{guess}" if any(tokens) else "",
+        f"{u['cost_usd']:.4g} USD" if u.get("cost_usd") else "",
+        f"{u.get('seconds', 0):.1f} s",
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _subject_provenance(entry: Entry) -> list[list[str]]:
@@ -153,10 +180,24 @@ def _subject_provenance(entry: Entry) -> list[list[str]]:
 
 def reproduce(doc: Document) -> str:
     lines = [doc.run.command or f"kgen propose --op {doc.op.name} --seed {doc.settings.seed}"]
+    if doc.settings.proposer in ("openai", "mailbox"):  # the command would ask again, and be answered differently
+        lines = [f"# was: {lines[0]}", f"{_matrix(doc)} --replay {doc.run.id}"]
     lines += [f"kgen kit {doc.run.id} -o kit.pyz   # then, on a GPU host: python kit.pyz"]
     lines += ["kgen ingest evidence.json --raw raw.json.xz", f"kgen report {doc.run.id}"]
     text = "\n".join(line.replace("`", "'") for line in lines)
     return f"## Reproduce\n\n```sh\n{text}\n```"
+
+
+def _matrix(doc: Document) -> str:
+    """The command that proposes for the same points as this run, and as many candidates."""
+    settings, pack = doc.settings, doc.op.pack
+    given: tuple[tuple[str, Sequence[object], Sequence[object]], ...] = (
+        ("--arch", settings.archs, ARCHS),
+        ("--dims", settings.dims, (*pack.served, pack.small)),
+        ("--tokens", settings.bins, pack.bins),
+    )
+    options = "".join(f" {o} {value}" for o, values, usual in given if values != usual for value in values)
+    return f"kgen propose --op {doc.op.name}{options} --candidates {settings.candidates}"
 
 
 def logs(doc: Document) -> str:
