@@ -147,6 +147,8 @@ def verify(
         rebuilder = gate_rebuilder(REGISTRY) if rebuild else None
     except RebuildUnavailable as reason:
         why = f"sources are not rebuilt: {reason}"
+    if kernels and not place.path.is_dir():  # a default one may not be there yet; one that was named is a slip
+        raise boundary.Usage(f"there is no kernel set {place.path}")
     report = check(place, current(), rebuilder)
     findings = list(report.findings)
     if gates and report.ok:
