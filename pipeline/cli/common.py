@@ -1,5 +1,6 @@
 """Options that several commands share, and the places and ops that they name."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,12 @@ def cache_at(folder: str) -> Path:
     return Path(folder).expanduser().absolute() if folder else cache_path()
 
 
+def places(runs: str = "", kernels: str = "", cache: str = "") -> str:
+    """The options that say where things are, as a next command has to repeat them: "" or " --runs DIR ..."."""
+    given = (("--runs", runs), ("--set", kernels), ("--cache", cache))
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value)
+
+
 def find_run(name: str, folder: str) -> "Run":
     """Raises Usage when there is no such run."""
     with arguments():
@@ -65,7 +72,7 @@ def find_op(name: str) -> "Op":
 
 def one_of(option: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
-        raise Usage(f"{option} {value!r} is unknown; known: {', '.join(known)}")
+        raise Usage(f"{option} {value!r} is unknown; known: {', '.join(name for name in known if name)}")
     return value
 
 

@@ -1,5 +1,6 @@
 """kgen kit and kgen ingest: gates on somebody's GPU, and what comes back."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from kgen.cli.common import (
     find_candidate,
     find_op,
     find_run,
+    places,
     runs_at,
 )
 
@@ -67,7 +69,7 @@ def kit(
         return
     size, archs = made.bytes / 2**20, ", ".join(made.archs)
     output.data(f"{made.path}: {len(carried)} candidates at {made.problems} points ({archs}), {size:.1f} MiB")
-    output.data(f"on a GPU host:  python {made.path.name}        writes evidence.json and raw.json.xz")
+    output.data(f"on a GPU host:  python {shlex.quote(made.path.name)}        writes evidence.json and raw.json.xz")
     output.data("then here:      kgen ingest evidence.json --raw raw.json.xz")
     output.data("It carries the run's key: whoever holds it can sign evidence of this run.")
 
@@ -123,7 +125,7 @@ def ingest(
         taken = take(documents, {name: _bytes(name) for name in samples}, ledger(found, op), trust)
         judged = [take_in(found, each) for each in taken]
         found.finish(outcome([v for f in found.folders() if (v := f.verdict()) is not None]))
-    document = conclude(found, op, json)
+    document = conclude(found, op, places(runs))
     for each, verdict in zip(taken, judged, strict=True):
         words = "promotable" if verdict.promotable else "refused" if verdict.failed else "incomplete"
         output.say(f"{each.candidate[:12]}: {each.trust} evidence taken: {words}")

@@ -20,6 +20,8 @@ from kgen.cli.common import (
     checked,
     find_op,
     find_run,
+    one_of,
+    places,
     runs_at,
 )
 
@@ -77,9 +79,12 @@ def propose(
     """Propose kernels for an op and take them as far as this machine can: staged, or promotable with a GPU."""
     from kgen.loop.session import begin
     from kgen.loop.settings import ARCHS, BUDGETS, WRITER_BUDGET, Settings
-    from kgen.proposers.choose import choose
+    from kgen.proposers.choose import MAKERS, choose
 
     found = find_op(op)
+    proposer = one_of("--proposer", proposer or ("replay" if replay else ""), ("", *MAKERS))
+    if bool(replay) != (proposer == "replay"):
+        raise boundary.Usage("--proposer replay and --replay RUN go together: RUN is what to propose again")
     source = find_run(replay, runs).path if replay else None
     choice = choose(proposer, source=source)
     name = choice.proposer.name
@@ -103,7 +108,8 @@ def propose(
     if not quiet:
         output.say(choice.line)
     run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
-    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, promote, json, quiet)
+    where = places(runs, kernels, cache)
+    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, where, promote, json, quiet)
 
 
 def resume(
@@ -128,7 +134,8 @@ def resume(
     settings = checked(replace(settings, minutes=minutes) if minutes else settings, op)
     output.log_to_stderr(quiet)
     proposer = choose(settings.proposer, source=Path(settings.replay) if settings.replay else None).proposer
-    _drive(found, op, settings, proposer, cache_at(cache), kernels, promote, json, quiet)
+    where = places(runs, kernels, cache)
+    _drive(found, op, settings, proposer, cache_at(cache), kernels, where, promote, json, quiet)
 
 
 def _drive(
@@ -138,6 +145,7 @@ def _drive(
     proposer: "Proposer",
     cache: Path,
     kernels: str,
+    where: str,
     promote: bool,
     json: bool,
     quiet: bool,
@@ -152,7 +160,7 @@ def _drive(
         ended = work_on(run, op, settings, proposer, cache, watcher, set_path(kernels).path)
     if ended.why and not quiet:
         output.say(f"ended: {ended.why}")
-    document = conclude(run, op, json)
+    document = conclude(run, op, where)
     if ended.outcome == "promotable" and promote:
         from kgen.cli.sets import promote_run
 
@@ -164,8 +172,8 @@ def _drive(
     raise typer.Exit(EXIT[ended.outcome])
 
 
-def conclude(run: "Run", op: "Op", json: bool) -> "Document":
-    """Write the report; show the summary table, the path to the report and the next command."""
+def conclude(run: "Run", op: "Op", where: str = "") -> "Document":
+    """Write the report; show the summary table, its path and the next command, with `where` as `places` gives it."""
     from kgen.report import markdown, read
     from kgen.report.background import label
 
@@ -181,5 +189,5 @@ def conclude(run: "Run", op: "Op", json: bool) -> "Document":
     head = ["#", "candidate", "made by", "µs" if measured else "cost µs", "state", "gates"]
     output.show_table(f"{op.name}: {document.outcome}", head, rows, right=(0, 3))
     output.data(f"report: {path}")
-    output.data(f"next:   {document.next_command}")
+    output.data(f"next:   {document.next_command}{where}")
     return document

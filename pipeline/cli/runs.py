@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kgen.cli import output
-from kgen.cli.common import JsonOption, RunArgument, RunsOption, find_candidate, find_op, find_run, runs_at
+from kgen.cli.common import JsonOption, RunArgument, RunsOption, find_candidate, find_op, find_run, places, runs_at
 
 
 def register(app: typer.Typer) -> None:
@@ -59,4 +59,4 @@ def show(
     if json:
         output.emit(as_json(read(found, op)))
     else:
-        conclude(found, op, json)
+        conclude(found, op, places(runs))

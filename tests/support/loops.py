@@ -71,19 +71,20 @@ def recording(folder: Path, sources: Sequence[str]) -> Path:
     return run.path
 
 
-def environment(home: Path) -> dict[str, str]:
+def environment(home: Path, **more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KGEN_", "OPENAI_", "COLUMNS"))}
     places = {"KGEN_RUNS": home / "runs", "KGEN_SET": home / "set", "KGEN_CACHE": home / "cache"}
-    return {**kept, **{k: str(v) for k, v in places.items()}}
+    return {**kept, **{k: str(v) for k, v in places.items()}, **more}
 
 
 COMMAND = (sys.executable, "-I", "-c", "from kgen.cli import main; main()")
 
 
-def started(home: Path, *arguments: str) -> "subprocess.Popen[str]":
+def started(home: Path, *arguments: str, **more: str) -> "subprocess.Popen[str]":
+    """The CLI in its own process; `more` are variables of its environment."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
-        env=environment(home),
+        env=environment(home, **more),
         cwd=home,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -92,8 +93,8 @@ def started(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def kgen(home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    process = started(home, *arguments)
+def kgen(home: Path, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    process = started(home, *arguments, **more)
     out, err = process.communicate(timeout=SECONDS)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
