@@ -25,9 +25,9 @@ from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
 from kgen.gates.fullmodel_sides import Running
 from kgen.gates.fullmodel_trial import Trial
-from kgen.gates.numeric import skip_without
 from kgen.gates.runner import host
 from kgen.gates.runner.job import Built, LoadSpec, spec
+from kgen.gates.skipping import skip_without
 from kgen.records import GateResult
 
 GATE = "full-model-eval"

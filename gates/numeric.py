@@ -27,6 +27,7 @@ from kgen.gates.runner import numeric as job_side
 from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import Built, LoadSpec, spec
 from kgen.gates.runner.numeric import FAMILY, GRAPH, PADDED, Check
+from kgen.gates.skipping import skip_without
 from kgen.records import GateResult, Problem, Status, to_json
 
 GATE = "unit-numeric"
@@ -35,7 +36,6 @@ STALL_SECONDS = 60.0  # one call that takes this long never ends
 REPEATS = 2  # further runs of the first family, whose bits must agree; one for the others
 SEED_BITS = 48
 SHOWN = 20  # failures listed in the evidence
-NEXT = "on a GPU host: kgen propose --op {op}; without one: kgen kit RUN -o kit.pyz, run it there, kgen ingest"
 ORDER = (  # which code names the result when several checks failed: the most basic first
     "crash",
     "timeout",
@@ -56,24 +56,6 @@ ORDER = (  # which code names the result when several checks failed: the most ba
 class Failure:
     code: str
     text: str
-
-
-def skip_without(
-    device: str, op: Op, specs: Sequence[LoadSpec], gate: str, prefix: str, command: str
-) -> GateResult | None:
-    """A skip with the exact next command when these artefacts cannot run on this machine, else None."""
-    command = command or NEXT.format(op=op.name)
-    if device == "cpu":
-        return None
-    if not torch.cuda.is_available():
-        message = f"no CUDA GPU here; next: {command}"
-        return GateResult(gate, Status.SKIP, f"{prefix}.no_gpu", message, {}, 0.0, GATE_CONTRACT)
-    here = device_arch()
-    if not any(s.problem.arch == here for s in specs):
-        wanted = ", ".join(sorted({s.problem.arch for s in specs})) or "none"
-        message = f"built for {wanted}, this GPU is {here}; next: {command}"
-        return GateResult(gate, Status.SKIP, f"{prefix}.other_gpu", message, {}, 0.0, GATE_CONTRACT)
-    return None
 
 
 def run(
@@ -181,7 +163,7 @@ def make_plan(op: Op, specs: Sequence[LoadSpec]) -> list[tuple[LoadSpec, list[Ch
     return plan
 
 
-def output_elements_bytes(op: Op, problem: Problem) -> int:
+def written_bytes(op: Op, problem: Problem) -> int:
     """Bytes of what one call writes."""
     sizes = op.sizes(problem)
     return sum(math.prod(t.sizes(sizes)) * DTYPES[t.dtype].bytes for t in op.outputs(problem))
@@ -191,8 +173,7 @@ def output_bytes(op: Op, plan: Sequence[tuple[LoadSpec, list[Check]]]) -> int:
     """What the runner will leave in its folder."""
     replays = (job_side.GRAPH_ROUNDS + 1) * job_side.GRAPH_SETS
     return sum(
-        output_elements_bytes(op, each.problem)
-        * (replays if check.kind == GRAPH else len(job_side.kept_steps(check.steps)))
+        written_bytes(op, each.problem) * (replays if check.kind == GRAPH else len(job_side.kept_steps(check.steps)))
         for each, checks in plan
         for check in checks
     )

@@ -21,12 +21,13 @@ from kgen.contract import DTYPES, Op, Role
 from kgen.gates import timing
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
-from kgen.gates.numeric import SEED_BITS, output_elements_bytes, skip_without
+from kgen.gates.numeric import SEED_BITS, written_bytes
 from kgen.gates.perf_judge import Findings, judge_outcome, name_of
 from kgen.gates.rates import rates
 from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import Built, LoadSpec, spec
 from kgen.gates.runner.perf import CHAINED, COLD, COMPILE, GRAPH, STOCK, PointJob
+from kgen.gates.skipping import skip_without
 from kgen.records import GateResult, PerfPoint, Status, to_json
 from kgen.records.envelope import HEADLINE, envelope
 
@@ -139,7 +140,7 @@ def _output_bytes(op: Op, job: PointJob, device: str) -> int:
     sets = timing.sets_needed(per_set, timing.l2_bytes(device))
     stateful = any(t.role is Role.STATE for t in op.outputs(job.spec.problem))
     calls = {GRAPH: max(sets, timing.MIN_CALLS) if stateful else sets, CHAINED: timing.calls_for(sets), COLD: 1}
-    written = output_elements_bytes(op, job.spec.problem)
+    written = written_bytes(op, job.spec.problem)
     return sum(written * calls[column] * number for column, number in job.repetitions.items())
 
 

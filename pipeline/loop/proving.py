@@ -14,8 +14,8 @@ from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.ingest import ingest
 from kgen.gates.kit_results import JUDGED, NEUTRAL, EvidenceSet, distinct, merge_results, pack_raw
 from kgen.gates.kit_units import GATE_NAMES, RUN, CarriedCandidate, Done, Runner, Unit, part_of, units
-from kgen.gates.numeric import skip_without
 from kgen.gates.runner.job import stock_spec
+from kgen.gates.skipping import skip_without
 from kgen.loop.intake import ledger, take_in
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.promotion.champions import champions
