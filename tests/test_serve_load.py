@@ -56,7 +56,7 @@ def target(tmp_path: Path, native: bytes) -> SetPath:
 @pytest.fixture
 def as_if_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine claims to hold a device of the kernel's arch; the kernel itself runs on the CPU."""
-    monkeypatch.setattr(sys.modules["kgen.serve.load"], "device_arch", lambda: ARCH.rstrip("a"))
+    monkeypatch.setattr(sys.modules["kgen.serve.load"], "device_capability", lambda: ARCH.rstrip("a"))
 
 
 def values(served: Served) -> Values:
@@ -171,7 +171,7 @@ def test_no_gpu_gives_the_stock_op(target: SetPath, caplog: pytest.LogCaptureFix
 def test_another_gpu_gives_the_stock_op(
     target: SetPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, here: str
 ) -> None:
-    monkeypatch.setattr(sys.modules["kgen.serve.load"], "device_arch", lambda: here)
+    monkeypatch.setattr(sys.modules["kgen.serve.load"], "device_capability", lambda: here)
     check_stock(load(OP, DIMS, BIN, ARCH, set=target.path), caplog, f"has {here}")
 
 

@@ -14,13 +14,13 @@ from kgen.ops import REGISTRY
 from kgen.promotion import Current, promote
 from kgen.records import Candidate, Origin, sha256_bytes
 from kgen.serve import Served, load
-from kgen.serve.load import device_arch
+from kgen.serve.load import device_capability
 from kgen.store import SetPath
 from kgen.store.signing import sign
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(device_arch() not in ("sm_90", "sm_103"), reason="needs an H200/H100 or B300 GPU"),
+    pytest.mark.skipif(device_capability() not in ("sm_90", "sm_103"), reason="needs an H200/H100 or B300 GPU"),
 ]
 
 BIN = 8
@@ -31,7 +31,7 @@ SOURCE = (Path(__file__).parent / "support" / "row_copy.py").read_text()
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """The row copy (y = m), built here, promoted with made-up evidence into a set of this test's own."""
-    folder, arch = tmp_path_factory.mktemp("gpu"), device_arch() + "a"
+    folder, arch = tmp_path_factory.mktemp("gpu"), device_capability() + "a"
     candidate = Candidate(OP, SOURCE, Origin("test"))
     try:
         with CompileGate(REGISTRY.get(OP), folder / "cache") as gate:

@@ -129,7 +129,7 @@ def _promoted(op: Op, problem: Problem, chosen: str | Path | None) -> Served:
         raise Doubt(f"promotion #{promotion.seq} was proven under another contract of {op.name}")
     sha256 = promotion.objects[problem.key]
     data = kernels.object(sha256)
-    if (here := device_arch()) != problem.arch.rstrip("af"):
+    if (here := device_capability()) != problem.arch.rstrip("af"):
         raise Doubt(f"this machine has {here or 'no CUDA GPU'}, the kernel needs {problem.arch}")
     run, counts = _launch(op, problem, promotion, data)
     return Served(op, problem, run, "", promotion, counts)
@@ -146,7 +146,7 @@ def _champion(problem: Problem, chosen: str | Path | None) -> tuple[KernelSet, P
     raise Doubt(f"no kernel is promoted for it in {', '.join(map(str, places))}")
 
 
-def device_arch() -> str:
+def device_capability() -> str:
     """`sm_90` and so on for the current CUDA device, "" without one."""
     if not torch.cuda.is_available():
         return ""
