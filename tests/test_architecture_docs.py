@@ -122,6 +122,14 @@ def test_commands_in_the_documents_exist() -> None:
     assert named and named <= set(COMMANDS)
 
 
+def test_every_variable_that_is_read_is_documented() -> None:
+    nodes = (node for _, _, tree in parsed() for node in ast.walk(tree))
+    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    read = {text for text in texts if re.fullmatch(r"(KGEN|OPENAI)_[A-Z_]+", text)}
+    assert len(read) > 10
+    assert read == set(re.findall(r"(?:KGEN|OPENAI)_[A-Z_]+", (ROOT / "docs" / "cli.md").read_text()))
+
+
 def test_make_targets_in_the_documents_exist() -> None:
     rules = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"^make ([a-z]+)", quoted(), re.MULTILINE))

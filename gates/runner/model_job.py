@@ -4,8 +4,9 @@ The engine is the stock op, the candidate's artefacts, or the artefacts loaded b
 
     {"weights": checksum}
     {"batch": name, "mode": "eager" | "graph", "counts": {kernel: n}, "logits": ref, "hidden": ref, "generated": ref?}
-    a graph record also has "warm", "captured", "replayed" (host counts of each phase) and "profiled" (a list of rounds:
-    every kernel name on the device with its count over REPLAYS replays)
+    a graph record also has "warm", "captured" (host counts of these phases) and "profiled" (a list of rounds: every
+    kernel name on the device with its count over REPLAYS replays)
+    {"batch": name, "mode": "other", "generated": ref}     stock only: the same sequences in batches of another bin
 
 Not covered: references and comparisons; this process knows no answer.
 """

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,8 +162,6 @@ NONE = Level("none", _none)
 @functools.cache
 def probe(name: str) -> str:
     """ "" when the level works here, else why not (one line). Runs a trivial command in it once per process."""
-    import tempfile
-
     level = LEVELS[name]
     with tempfile.TemporaryDirectory(prefix="kgen-probe-") as folder:
         write = Path(folder)

@@ -1,6 +1,6 @@
 """Can this op's reference be trusted to judge? A reference that zeros would satisfy, or that ignores an input, cannot.
 
-    complaints(op) -> list[str]     "" list: fit to judge; else one line a defect
+    complaints(op) -> tuple[str, ...]     empty: fit to judge; else one line a defect
 
 Runs at the pack's small dims on the CPU, first family, one narrow bin, every value of the other axes. The gates call it
 before they judge anything. Not covered: whether the formulas are the right ones (that is what tests are for).

@@ -6,7 +6,7 @@ from kgen.contract.op import Registry
 from kgen.model.bind import ReferenceBinder
 from kgen.model.dims import ModelDims
 from kgen.model.session import Session
-from kgen.model.step import DecodeStep, Output
+from kgen.model.step import DecodeStep
 from kgen.model.weights import ModelWeights, cast
 
 
@@ -18,9 +18,6 @@ class Reference:
         self._weights = cast(weights, torch.float64)
 
     def session(self, tokens: int, count: int) -> Session:
+        """`count` sequences at a token bin, in float64."""
         step = DecodeStep(self._dims, self._weights, tokens, self._arch, ReferenceBinder(), self._registry)
         return Session(step, count)
-
-    def teacher_forced(self, tokens: int, ids: torch.Tensor) -> Output:
-        """ids [steps, count] at a token bin -> float64 logits and hidden as Session.teacher_forced."""
-        return self.session(tokens, ids.shape[1]).teacher_forced(ids)

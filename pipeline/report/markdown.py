@@ -8,7 +8,7 @@ from kgen.report.document import Document
 Section = Callable[[Document], str]
 MAX_BYTES = 64 << 10  # of a comment on GitHub
 MARKER = "<!-- kgen-report op={op} run={run} -->"  # lets a workflow find and update its one comment
-# In the order shown. What does not fit is left out from the end of LEFT_OUT_FIRST on.
+# In the order shown. Where the page does not fit, sections are left out in the order of LEFT_OUT_FIRST.
 ORDER = (
     sections.headline,
     sections.gates,

@@ -31,6 +31,11 @@ def _unobserved(_: str) -> None:
     return None
 
 
+def _beside(path: Path) -> Path:
+    """A name in the same folder that no other process takes."""
+    return path.parent / f"{TEMP_PREFIX}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 class Durable:
     """Atomic writes. `step` is told the name of each step before it is taken, which is where tests kill a process."""
 
@@ -40,7 +45,7 @@ class Durable:
     def write(self, path: Path, data: bytes, mode: int = 0o666) -> None:
         """Replace `path` by `data`, or leave it as it was. `mode` is subject to the umask. Raises StoreError."""
         self.make_folder(path.parent)
-        temp = path.parent / f"{TEMP_PREFIX}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        temp = _beside(path)
         with storing(path):
             try:
                 self._fill(temp, data, mode)
@@ -82,7 +87,7 @@ class Durable:
         Raises StoreError, also when `path` exists.
         """
         self.make_folder(path.parent)
-        temp = path.parent / f"{TEMP_PREFIX}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        temp = _beside(path)
         with storing(path, "create folder"):
             try:
                 temp.mkdir()
