@@ -106,6 +106,18 @@ def test_replay_of_a_models_run_proposes_and_judges_the_same_again(asked: Asked)
     assert codes(replayed) == codes(asked.run)
 
 
+def test_what_was_paid_before_an_interruption_still_counts_towards_the_cost_limit(tmp_path: Path) -> None:
+    dear = {"prompt_tokens": 450_000, "completion_tokens": 0, "total_tokens": 450_000}
+    with srv.serving(srv.ok("no code", usage=dear), srv.status(401)) as server:
+        endpoint = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": server.url}
+        prices = {"KGEN_PRICE_IN": "2", "KGEN_PRICE_OUT": "10"}
+        assert kgen(tmp_path, "propose", *POINT, "--max-usd", "1", **endpoint, **prices).returncode == 3
+        assert kgen(tmp_path, "resume", **endpoint, **prices).returncode == 3
+        asked_for = [seen.body["max_tokens"] for seen in server.seen]
+    assert len(asked_for) == 3 and asked_for[0] == 32_000
+    assert max(asked_for[1:]) <= 10_000  # 0.10 USD are left, and the prompt has to be paid from them too
+
+
 def answered(home: Path, number: int, name: str, text: str) -> str:
     """Wait for the prompt of a run's mailbox, answer it as its instruction says, return the prompt."""
     end = time.monotonic() + SECONDS

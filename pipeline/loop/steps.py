@@ -18,6 +18,7 @@ from kgen.loop.rounds import Round, read_rounds, write_round
 from kgen.loop.work import Work
 from kgen.promotion.gather import EVIDENCE
 from kgen.proposers.base import Budget, BudgetError, Proposal, ProposalRequest, ProposerExhausted, Usage
+from kgen.proposers.transcript import Transcript
 from kgen.records import Candidate, PerfPoint, SignedEvidence, Status, Verdict, to_json
 from kgen.store.candidates import CandidateFolder
 from kgen.store.documents import read_record
@@ -88,7 +89,9 @@ class Steps:
 
     @property
     def spent_usd(self) -> float:
-        return sum(r.cost_usd for r in read_rounds(self.work.run))
+        """By the rounds, but at least what the kept answers cost: some are paid for and in no round (yet)."""
+        run = self.work.run
+        return max(sum(r.cost_usd for r in read_rounds(run)), Transcript(run.path).cost_usd)
 
     @property
     def candidates_left(self) -> int:

@@ -72,6 +72,12 @@ class Transcript:
             return None
         return (record, text) if sha256_text(text) == record.answer_sha256 else None
 
+    @property
+    def cost_usd(self) -> float:
+        """What all answers have cost, also those of questions that came to nothing; 0 where prices are not known."""
+        entries = (self.read(number) for number in self.numbers())
+        return sum(entry[0].usage.cost_usd or 0.0 for entry in entries if entry)
+
     def find(self, question_sha256: str) -> tuple[AnswerRecord, str, str] | None:
         """The latest usable answer to exactly this question, with its relative name."""
         for number in reversed(self.numbers()):
