@@ -19,6 +19,7 @@ from kgen.gates import kit_results as results
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.kit_results import EvidenceSet, MergeError
 from kgen.gates.kit_units import GATE_NAMES, covers
+from kgen.gates.perf import counts
 from kgen.records import BuildRecord, Evidence, GateResult, RecordError, SignedEvidence, Status, from_json, sha256_bytes
 from kgen.records.envelope import HEADLINE, label
 from kgen.records.manifest import OWN_KEY, SELF_REPORTED
@@ -192,6 +193,8 @@ def _complete(parts: Sequence[Evidence], ledger: Ledger) -> None:
     """Every gate has judged every point that it has to, on this arch. Raises Refusal."""
     arch = parts[0].arch
     builds = [b for b in ledger.builds[parts[0].candidate] if b.problem.arch == arch and not b.defect]
+    if not builds:
+        raise Refusal("incomplete", f"run {ledger.run} has built nothing of this candidate for {arch}")
     for short, gate in GATE_NAMES.items():
         judged = {k for p in parts if any(r.gate == gate for r in p.results) for k in p.objects}
         due = [b.problem.key for b in builds if covers(short, b, ledger.op)]
@@ -200,7 +203,8 @@ def _complete(parts: Sequence[Evidence], ledger: Ledger) -> None:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             text = f"{gate} has not judged {missing[0]}{more}: run the rest of the kit, and ingest all files together"
             raise Refusal("incomplete", text)
-    timed = {(p.problem, p.column) for part in parts for p in part.points}
-    for build in (b for b in builds if covers("perf", b, ledger.op)):
-        if (build.problem.key, HEADLINE) not in timed:
-            raise Refusal("incomplete", f"{build.problem.key} has no {HEADLINE} time")
+    timed = {(p.problem, p.tokens) for part in parts for p in part.points if p.column == HEADLINE}
+    for problem in (b.problem for b in builds if covers("perf", b, ledger.op)):
+        for tokens in counts(ledger.op, problem.tokens):
+            if (problem.key, tokens) not in timed:
+                raise Refusal("incomplete", f"{problem.key} has no {HEADLINE} time at {tokens} tokens")

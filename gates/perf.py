@@ -107,6 +107,11 @@ def run_specs(
     return final, tuple(found.points), found.raw
 
 
+def counts(op: Op, tokens: int) -> tuple[int, ...]:
+    """The true counts that are timed for a bin: its own, and the padded ones that it serves."""
+    return (tokens, *(n for n in op.pack.padded if n != tokens and op.bin_for(n) == tokens))
+
+
 def make_jobs(
     op: Op, specs: Sequence[LoadSpec], champion: Sequence[LoadSpec], repetitions: Mapping[str, int]
 ) -> list[PointJob]:
@@ -116,8 +121,7 @@ def make_jobs(
     columns = {c: n for c, n in repetitions.items() if c != CHAINED or op.chain}
     jobs = []
     for each in specs:
-        counts = [each.problem.tokens, *(n for n in op.pack.padded if op.bin_for(n) == each.problem.tokens)]
-        for tokens in counts:
+        for tokens in counts(op, each.problem.tokens):
             jobs.append(
                 PointJob(
                     spec=each,

@@ -14,6 +14,7 @@ from support.kits import CANDIDATE, KEY, MACHINE, RUN, SERVED, Made, document, l
 from kgen.gates.ingest import Ingested, Ledger, Refusal, ingest
 from kgen.gates.kit_results import MergeError, merge, pack_raw
 from kgen.records import Evidence, SignedEvidence, Status, canonical_json, sha256_bytes, to_json
+from kgen.records.envelope import envelope
 from kgen.records.manifest import OWN_KEY, SELF_REPORTED
 from kgen.store.signing import check
 
@@ -186,6 +187,22 @@ def test_a_gate_that_did_not_judge_every_point_is_incomplete(
 def test_an_object_without_a_headline_time_is_incomplete(ledger: Ledger, made: tuple[Made, Made]) -> None:
     untimed = dataclasses.replace(part("perf", *made), points=part("perf", made[0]).points)
     assert refused(ledger, document(*whole(made)[:2], untimed)) == "ingest.incomplete"
+
+
+def test_a_bin_without_the_padded_counts_that_it_serves_is_incomplete(tmp_path: Path) -> None:
+    wide = make(tmp_path, 16)
+    parts = [part(gate, wide) for gate in ("numeric", "model", "perf")]
+    full = parts[2].points[0]
+    assert refused(ledger_of([wide.record]), document(*parts)) == "ingest.incomplete"
+    slower = dataclasses.replace(full, tokens=12, ratio_high=1.2, label="left")
+    (got,) = take(ledger_of([wide.record]), document(*parts[:2], dataclasses.replace(parts[2], points=(full, slower))))
+    assert envelope(got.evidence.evidence.points) == {}
+
+
+def test_evidence_for_an_arch_that_the_run_did_not_build_for_is_refused(tmp_path: Path) -> None:
+    elsewhere = make(tmp_path, 1, arch="sm_103a")
+    nothing = [part(gate) for gate in ("numeric", "model", "perf")]
+    assert refused(ledger_of([elsewhere.record]), document(*nothing)) == "ingest.incomplete"
 
 
 def test_parts_from_different_machines_are_not_mixed(ledger: Ledger, made: tuple[Made, Made]) -> None:

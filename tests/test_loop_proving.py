@@ -13,6 +13,7 @@ from support.proven import DIMS, OP, RATIOS, proven
 from kgen.gates import kit_units
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.kit_units import GATE_NAMES, Done, Unit
+from kgen.gates.perf import counts
 from kgen.loop import proving
 from kgen.loop.settings import Settings, read_settings
 from kgen.loop.steps import Steps, reopen
@@ -41,7 +42,8 @@ class PaperGates:
         result = GateResult(GATE_NAMES[unit.gate], status, f"{unit.gate}.{status}", "said", {}, 1.0, GATE_CONTRACT)
         if unit.gate != "perf":
             return Done(result)
-        points = tuple(sets.point(a.record.problem, RATIOS[a.record.problem.tokens]) for a in unit.artefacts)
+        problems = [a.record.problem for a in unit.artefacts]
+        points = tuple(sets.point(p, RATIOS[p.tokens], n) for p in problems for n in counts(OP, p.tokens))
         return Done(result, points, {unit.name: [1.0, 2.0]})
 
 

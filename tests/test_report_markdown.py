@@ -83,6 +83,7 @@ def test_the_perf_table_has_interval_roofline_and_label_for_each_point(promotabl
         (f"{DIMS}/t2/sm_90a", "win"),
         (f"{DIMS}/t8/sm_90a", "tie"),
         (f"{DIMS}/t16/sm_90a", "left"),
+        (f"{DIMS}/t16/sm_90a", "left"),  # and at the padded count of 12
     ]
     first = table[0]
     assert first[2] == "9.00" and first[3] == "stock 10.00"
@@ -201,7 +202,7 @@ def test_json_is_one_named_document_that_survives_a_round_trip(promotable: Docum
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     (entry,) = document["candidates"]
     assert entry["state"] == "promotable" and document["outcome"] == "promotable"
-    assert len(entry["points"]) == 8 and set(entry["envelope"].values()) == {"win", "tie"}
+    assert len(entry["points"]) == 10 and set(entry["envelope"].values()) == {"win", "tie"}
     assert entry["trust"] == "own-key" and entry["environment"]["gpu"] == "NVIDIA H200"
 
 

@@ -11,6 +11,7 @@ from support.loops import OP
 from support.sets import LEFT, TIE, WIN, environment, make_case, point
 
 from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.perf import counts
 from kgen.loop.intake import judge
 from kgen.loop.rounds import Ranked, Round, write_round
 from kgen.loop.session import begin
@@ -113,6 +114,6 @@ def proven(runs: Path, cache: Path, status: Status = Status.PASS, text: str = "k
 
 
 def points(case: Case) -> tuple[PerfPoint, ...]:
-    graph = [point(b.problem, RATIOS[b.problem.tokens]) for b in case.builds]
+    graph = [point(p, RATIOS[p.tokens], n) for p in (b.problem for b in case.builds) for n in counts(OP, p.tokens)]
     cold = [replace(p, column="cold", timer="cold timer") for p in graph]
     return (*graph, *cold)
