@@ -10,7 +10,6 @@ Not covered: the compiler (objects are carried), other platforms than this one, 
 
 import io
 import lzma
-import os
 import platform
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -25,6 +24,7 @@ from kgen.gates.kit_units import CarriedCandidate
 from kgen.gates.kit_wheels import KitError, Piece, runtime_pieces, tvm_ffi_pieces
 from kgen.gates.runner.job import Built
 from kgen.records import canonical_json, sha256_bytes, to_json
+from kgen.store.durable import DURABLE
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 FLAVOURS = ("cu12", "cu13")
@@ -73,7 +73,7 @@ def build(
     pythons: Sequence[str] = PYTHONS,
     flavours: Sequence[str] = FLAVOURS,
 ) -> KitFile:
-    """Write the kit to `out` (mode 0600). `cache` keeps wheels and compressed libraries. Raises KitError, OSError."""
+    """Write the kit to `out` (mode 0600); `cache` keeps wheels and packed libraries. Raises KitError, StoreError."""
     records = [a.record for c in contents.candidates for a in c.artefacts]
     if not records:
         raise KitError("there is nothing to carry: no candidate of this run was built; kgen propose first")
@@ -149,10 +149,7 @@ def _compressed(data: bytes, sha256: str, cache: Path) -> bytes:
         except lzma.LZMAError:
             pass  # a damaged entry is made again
     made = lzma.compress(data, format=lzma.FORMAT_XZ, filters=FILTERS)
-    cache.mkdir(parents=True, exist_ok=True)
-    temp = cache / f".{sha256}.{os.getpid()}"
-    temp.write_bytes(made)
-    temp.replace(path)
+    DURABLE.write(path, made)
     return made
 
 
@@ -167,11 +164,7 @@ def _write(out: Path, table: bytes, blobs: dict[str, tuple[bytes, bool]]) -> int
     data = buffer.getvalue()
     if len(data) > MAX_BYTES:
         raise KitError(f"the kit would be {len(data) >> 20} MiB, allowed {MAX_BYTES >> 20}: choose fewer candidates")
-    temp = out.with_name(f".{out.name}.{os.getpid()}")
-    handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it carries the run's key
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    temp.replace(out)
+    DURABLE.write(out, data, mode=0o600)  # it carries the run's key
     return len(data)
 
 
