@@ -114,7 +114,7 @@ def expected_many(op: Op, problem: Problem, many: Sequence[Values]) -> list[Expe
 def _row_by_row(op: Op, problem: Problem) -> bool:
     """Token rows in, token rows out, nothing else that moves: then calls can be judged together."""
     moving = [t for t in op.present(problem) if t.role is not Role.WEIGHT]
-    rows = all(t.shape and t.shape[0] == "tokens" and t.role is not Role.STATE for t in moving)
+    rows = all(t.by_token and t.role is not Role.STATE for t in moving)
     return rows and not op.scalars and any(t.role is Role.IN for t in moving)
 
 
@@ -126,7 +126,7 @@ def _tensor(values: Values, name: str) -> torch.Tensor:
 
 def rows_of(op: Op, problem: Problem, values: Values, count: int) -> Values:
     """The first `count` token rows of every tensor that has token rows."""
-    with_rows = {t.name for t in op.present(problem) if t.shape and t.shape[0] == "tokens"}
+    with_rows = {t.name for t in op.present(problem) if t.by_token}
     return {k: v[:count] if k in with_rows and isinstance(v, torch.Tensor) else v for k, v in values.items()}
 
 

@@ -49,7 +49,7 @@ Runs the gates of the kernels inside on this machine's GPU; needs Python, torch 
   --raw       raw samples of the timings (default raw.json.xz)
   --gates     which gates, in this order
   --points    only problems with one of these words: t8, nano, sm_90a, or a whole problem key
-  --part I/N  only every N-th piece, from the I-th: for machines that are lent for minutes; ingest all files together
+  --part I/N  only every N-th piece, from the I-th: for a GPU that is there for minutes only; ingest all files together
   --deadline  seconds that one piece may take (default 480)
   --rank      only time and compare all kernels quickly: no evidence
   --plan      list the pieces of work and stop

@@ -103,7 +103,7 @@ class Contestant:
         self.loaded, self.turns, self.rows, self.blame, self.out = loaded, turns, rows, blame, out
         self.device = turns.sets[0].device
         self.outputs = turns.sets[0].names(Role.OUT, Role.STATE)
-        self.row_outputs = {t.name for t in turns.op.outputs(turns.problem) if t.shape and t.shape[0] == "tokens"}
+        self.row_outputs = {t.name for t in turns.op.outputs(turns.problem) if t.by_token}
         self.kept: list[list[dict[str, torch.Tensor]]] = []
         self.findings: list[str] = []
         self.ran_on: list[BufferSet] = []

@@ -180,7 +180,7 @@ def _poison_left(tensor: torch.Tensor, byte: int) -> torch.Tensor:
 
 def _padded(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[str, int], Tensors]]:
     """The first rows count, the rest of the bin holds NaN: what the rows give must not depend on the rest."""
-    rows = {t.name for t in bench.op.present(bench.problem) if t.shape and t.shape[0] == "tokens"}
+    rows = {t.name for t in bench.op.present(bench.problem) if t.by_token}
     floats = {t.name for t in bench.op.present(bench.problem) if DTYPES[t.dtype].torch.find("int") < 0}
     got: list[Tensors] = []
     for garbage in (False, True):

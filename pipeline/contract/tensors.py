@@ -52,6 +52,11 @@ class TensorSpec:
     def present(self, axes: Mapping[str, str]) -> bool:
         return self.only is None or axes.get(self.only[0]) in self.only[1]
 
+    @property
+    def by_token(self) -> bool:
+        """Whether it has a row for each token."""
+        return bool(self.shape) and self.shape[0] == "tokens"
+
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(dims[s] if isinstance(s, str) else s for s in self.shape)
 

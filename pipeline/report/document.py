@@ -17,6 +17,7 @@ from kgen.promotion.gather import EVIDENCE
 from kgen.records import GATES, BuildRecord, Candidate, Evidence, GateResult, SignedEvidence, Status, Verdict
 from kgen.records.envelope import HEADLINE, envelope
 from kgen.records.manifest import OWN_KEY, SELF_REPORTED
+from kgen.store.candidates import CandidateFolder
 from kgen.store.documents import read_record
 from kgen.store.runs import Run, RunInfo
 from kgen.store.signing import check
@@ -119,14 +120,14 @@ class Document:
 def read(run: Run, op: Op) -> Document:
     rounds, info = read_rounds(run), run.info
     ranked = {r.candidate: (place, r) for entry in rounds for place, r in enumerate(entry.order, 1)}
-    entries = tuple(_entry(run, folder.path.name, ranked) for folder in run.folders())
+    entries = tuple(_entry(run, folder, ranked) for folder in run.folders())
     best = sorted(entries, key=lambda e: (FURTHEST.index(e.state), e.ratio, e.rank or len(entries), e.number))
     settings = read_settings(info.settings, f"{run.path}/run.json")
     return Document(info, str(run.path), run.state, op, settings, rounds, entries, best[0] if best else None)
 
 
-def _entry(run: Run, name: str, ranked: dict[str, tuple[int, Ranked]]) -> Entry:
-    folder = next(f for f in run.folders() if f.path.name == name)
+def _entry(run: Run, folder: CandidateFolder, ranked: dict[str, tuple[int, Ranked]]) -> Entry:
+    name = folder.path.name
     results = tuple(r for gate in GATES if (r := folder.result(gate)) is not None)
     path = folder.file(EVIDENCE)
     signed = read_record(SignedEvidence, path) if path.exists() else None
