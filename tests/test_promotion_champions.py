@@ -8,7 +8,7 @@ from support.sets import CURRENT, KEY, OP, WIN, build, fill, make_case, problem
 
 from kgen.gates.kit_units import CarriedCandidate, Done, Unit, part_of, units
 from kgen.ops import REGISTRY
-from kgen.promotion import promote
+from kgen.promotion import Refused, promote
 from kgen.promotion.champions import champions
 from kgen.promotion.gather import gather
 from kgen.records import Candidate, GateResult, Origin, Status
@@ -83,8 +83,10 @@ def test_evidence_says_which_objects_were_in_place() -> None:
     assert "champions" not in timed_part(False, "numeric").facts
 
 
-@pytest.mark.parametrize(("facts", "against"), [({"champions": {"a": "b"}}, {"a": "b"}), ({}, None)])
-def test_a_case_knows_what_it_was_measured_against(tmp_path: Path, facts: dict, against: dict | None) -> None:
+@pytest.mark.parametrize(
+    ("facts", "against"), [({"champions": {"a": "b"}}, {"a": "b"}), ({}, {}), ({"champions": 1}, {})]
+)
+def test_a_case_knows_what_it_was_measured_against(tmp_path: Path, facts: dict, against: dict) -> None:
     case = make_case("mine")
     evidence = replace(case.evidence.evidence, facts=facts)
     run = Runs(tmp_path / "runs").create(OP, "test", "0", {})
@@ -95,7 +97,12 @@ def test_a_case_knows_what_it_was_measured_against(tmp_path: Path, facts: dict, 
     folder.write_builds(case.builds)
     folder.write_verdict(case.verdict)
     folder.write("evidence.json", json_bytes(sign(evidence, KEY)))
-    assert gather(folder, blobs).against == against
+    folder.write("raw.json.xz", case.raw)
+    found = gather(folder, blobs)
+    assert found.against == against
+    target = fill(tmp_path / "set", make_case("theirs"))
+    with pytest.raises(Refused, match="another champion"):
+        promote(target, found, CURRENT, KEY)
 
 
 def test_new_evidence_for_the_kernel_in_place_is_not_superseded_by_itself(tmp_path: Path) -> None:

@@ -40,7 +40,10 @@ def gather(folder: CandidateFolder, blobs: Blobs) -> Case:
     )
 
 
-def _champions(signed: SignedEvidence) -> dict[str, str] | None:
-    """The objects that served when it was measured, by problem key; None where the evidence does not say."""
+def _champions(signed: SignedEvidence) -> dict[str, str]:
+    """The objects that served when it was measured, by problem key.
+
+    Evidence that does not say was measured against the stock op alone: it displaces no other kernel.
+    """
     found = signed.evidence.facts.get("champions")
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
