@@ -99,7 +99,7 @@ class Trial:
         return plan(self.op, dims, arch, self.device, bins, self.seeds, brief)
 
     def _judge(self, parts: Sequence[Part], left: dict[str, Left], answers: dict[str, Answers]) -> Finding:
-        for check in (self._crashes, self._weights, self._blind):
+        for check in (self._crashes, self._complete, self._weights, self._blind):
             if finding := check(parts, left, answers):
                 return finding
         breaches = self._launches(parts, left)
@@ -123,6 +123,16 @@ class Trial:
                 return self._finding(Status.ERROR, "fullmodel.insensitive", f"could not be tried: {text}")
             guilty = part.engine == "candidate" and got.status in CANDIDATES_FAULT
             return self._finding(Status.FAIL if guilty else Status.ERROR, "fullmodel.crash", text)
+        return None
+
+    def _complete(self, parts: Sequence[Part], left: dict[str, Left], _: Any) -> Finding | None:
+        """A batch that left nothing in some mode would be judged by nobody."""
+        for part in parts:
+            wanted = ["eager", "graph"] if part.plan.graph else ["eager"]
+            for batch in part.plan.batches:
+                if [r["mode"] for r in left[part.name].of(batch)] != wanted:
+                    text = f"{part.name}: {batch.name} left no record of {' and '.join(wanted)}"
+                    return self._finding(Status.ERROR, "fullmodel.crash", text)
         return None
 
     def _weights(self, parts: Sequence[Part], left: dict[str, Left], answers: dict[str, Answers]) -> Finding | None:

@@ -1,10 +1,13 @@
 """The full-model gate on CPU stand-ins: legitimate changes pass, small planted faults are refused, each by its code."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
-from support.model_gate import MUTANTS, judge, stand
+from support.model_gate import MUTANTS, in_process, judge, stand
 
 from kgen.gates import fullmodel
 from kgen.gates.runner import host
@@ -118,3 +121,17 @@ def test_without_a_gpu_the_gate_skips_and_names_the_next_command() -> None:
     result = fullmodel.run(op, [stand("", 4)], [], cache=Path("x"), next_command="kgen kit R -o kit.pyz")
     assert (result.status, result.code) == (Status.SKIP, "fullmodel.no_gpu")
     assert result.message.endswith("next: kgen kit R -o kit.pyz")
+
+
+@pytest.mark.parametrize("engine", ["stock", "candidate"])
+def test_a_batch_without_a_record_is_no_pass(engine: str) -> None:
+    @contextmanager
+    def forgetful(kind: str, job: Mapping[str, Any], **options: float) -> Iterator[host.Outcome]:
+        with in_process(kind, job, **options) as outcome:
+            mine = not job["loads"] if engine == "stock" else bool(job["loads"] and job["enabled"])
+            kept = [r for r in outcome.records if not (mine and r.get("batch") == "t4")]
+            yield dataclasses.replace(outcome, records=tuple(kept))
+
+    result = judge("reordered", running=forgetful)
+    assert (result.status, result.code) == (Status.ERROR, "fullmodel.crash"), result.message
+    assert "left no record" in result.message
