@@ -16,15 +16,6 @@ from kgen.records import Candidate, Origin
 from kgen.store import IntegrityError, LockBusy, Runs, StoreError
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("runs", "set", "cache"):
-        monkeypatch.setenv(f"KGEN_{name.upper()}", str(tmp_path / name))
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def nothing(home: Path) -> None:
     return None
 

@@ -15,15 +15,6 @@ from kgen.store import KernelSet
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("runs", "set", "cache"):
-        monkeypatch.setenv(f"KGEN_{name.upper()}", str(tmp_path / name))
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def made(home: Path) -> Proven:
     return proven(home / "runs", home / "cache")
 
