@@ -127,10 +127,10 @@ def _sample_attn_res(rng: random.Random) -> Variant:
     return Variant("attn_res.py.tmpl", values)
 
 
-# Best rows by (largest token count, largest weights in MB), by graph time over cold weights on one H200 (132 SMs); how
-# they were found is in runs/README.md. What the measurements taught: 96 CTAs leave room for down's CTAs to fetch their
-# weights meanwhile; a queue beyond about 145 KB keeps those out and loses more than it hides; clusters of 8 do not all
-# fit in one wave.
+# Good rows by (largest token count, largest weights in MB), chosen by graph time over cold weights on one H200. The
+# sweep of this table is the evidence; the comparisons that led to it are not committed (runs/README.md). What they
+# suggested: 96 CTAs leave room for down's CTAs to fetch their weights meanwhile; a queue beyond about 145 KB keeps
+# those out and loses more than it hides; clusters of 8 do not all fit in one wave of its 132 SMs.
 REG, DIRECT = ("reg", "bulk", 2, 4), ("all", "direct", 4, 2)
 TUNED = [
     [2, LIGHT, row((24, 4), (8, 1), 8, "bulk", REG)],
