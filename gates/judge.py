@@ -1,22 +1,22 @@
 """What the judge knows and the runner does not: references, the stock op's own distance, and the pass rule.
 
 `expected(op, problem, values)` gives the three answers to one call, `Chain` those to consecutive calls on a state, and
-`judge_outputs` compares kept outputs with them. The rule itself is kgen.contract.tolerance; exact tensors and the op's
-hard rules come from the op. Not covered here: anything that needs no answer (guards, repeat runs: the runner's part).
+`judge_outputs` compares kept outputs with them. The rules themselves are kgen.contract.rules and the op's hard rules.
+Not covered here: anything that needs no answer (guards, repeat runs: the runner's part).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from kgen.contract import Errors, Op, Role, Values, compare
-from kgen.gates.runner.buffers import same_bits
+from kgen.contract import Errors, Op, Role, Values
+from kgen.gates.rows import with_tokens
 from kgen.records import Problem
 
 Tensors = dict[str, torch.Tensor]
-ERROR, EXACT, HARD_RULE = "error", "exact", "hard_rule"
+HARD_RULE = "hard_rule"
 
 
 @dataclass(frozen=True)
@@ -124,50 +124,28 @@ def _tensor(values: Values, name: str) -> torch.Tensor:
     return value
 
 
-def rows_of(op: Op, problem: Problem, values: Values, count: int) -> Values:
-    """The first `count` token rows of every tensor that has token rows."""
-    with_rows = {t.name for t in op.present(problem) if t.by_token}
-    return {k: v[:count] if k in with_rows and isinstance(v, torch.Tensor) else v for k, v in values.items()}
-
-
 def judge_outputs(
-    op: Op, problem: Problem, before: Values, got: Mapping[str, torch.Tensor], answer: Expected, what: str, seed: int
-) -> list[Row]:
-    """One row per output and state, and one per breach of a hard rule."""
-    rows = [_judge_tensor(op, problem, spec.name, spec.exact, got, answer, what, seed) for spec in op.outputs(problem)]
-    for breach in op.hard_rules(problem, before, dict(got)):
-        rows.append(Row(problem.key, what, "", seed, None, 0.0, 0.0, HARD_RULE, breach))
-    return rows
-
-
-def _judge_tensor(
     op: Op,
     problem: Problem,
-    name: str,
-    exact: bool,
+    before: Values,
     got: Mapping[str, torch.Tensor],
     answer: Expected,
     what: str,
     seed: int,
-) -> Row:
-    tensor, rounded = got[name], answer.rounded[name]
-    if exact:
-        same = same_bits(tensor, rounded.to(tensor.dtype))
-        complaint = "" if same else f"{name} must equal the rounded reference bit for bit, and does not"
-        return Row(problem.key, what, name, seed, None, 0.0, 0.0, "" if same else EXACT, complaint)
-    errors = compare(tensor, answer.stock[name], rounded, answer.true[name])
-    complaint = errors.complaint(op.floor)
-    return Row(
-        problem.key,
-        what,
-        name,
-        seed,
-        errors,
-        errors.allowed_true(),
-        errors.allowed_rounded(op.floor),
-        ERROR if complaint else "",
-        f"{name}: {complaint}" if complaint else "",
-    )
+    steps: int = 1,
+) -> list[Row]:
+    """One row per output and state, and one per breach of a hard rule; `steps`: calls on the state so far."""
+    rows = []
+    for spec in op.outputs(problem):
+        name = spec.name
+        tensors = got[name], answer.stock[name], answer.rounded[name], answer.true[name]
+        judged = op.rule(spec).judge(*tensors, steps)
+        complaint = f"{name}: {judged.complaint}" if judged.complaint else ""
+        allowed = judged.allowed_true, judged.allowed_rounded
+        rows.append(Row(problem.key, what, name, seed, judged.errors, *allowed, judged.code, complaint))
+    for breach in op.hard_rules(problem, before, dict(got)):
+        rows.append(Row(problem.key, what, "", seed, None, 0.0, 0.0, HARD_RULE, breach))
+    return rows
 
 
 class Table:
@@ -189,11 +167,6 @@ class Table:
 
     def as_json(self) -> list[dict[str, Any]]:
         return [{**row.as_json(), "judged": self.judged[key]} for key, row in self.worst.items()]
-
-
-def with_tokens(problem: Problem, tokens: int) -> Problem:
-    """The same point at a true token count, which need not be a bin."""
-    return replace(problem, tokens=tokens)
 
 
 def to_device(values: Mapping[str, torch.Tensor], device: str) -> Tensors:

@@ -23,6 +23,7 @@ from kgen.contract import DTYPES, Op, Values, selftest
 from kgen.gates import judge, sanitizer
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
+from kgen.gates.rows import rows_of, with_tokens
 from kgen.gates.runner import numeric as job_side
 from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import Built, LoadSpec, spec
@@ -151,7 +152,8 @@ def make_plan(op: Op, specs: Sequence[LoadSpec]) -> list[tuple[LoadSpec, list[Ch
     for each in specs:
         base = op.families[0].name
         drafts = [(FAMILY, f.name, f.steps, 0) for f in op.families]
-        drafts += [(PADDED, base, 1, n) for n in op.pack.padded if op.bin_for(n) == each.problem.tokens]
+        padded = [n for n in op.pack.padded if op.bin_for(n) == each.problem.tokens]
+        drafts += [(PADDED, base, 1, n) for n in padded if not op.refuses(with_tokens(each.problem, n))]
         drafts.append((GRAPH, base, 1, 0))
         checks = []
         for kind, family, steps, true_tokens in drafts:
@@ -217,7 +219,7 @@ def _judge_check(
         where = dict(at)
         if check.kind == PADDED:
             values, what, seed = op.inputs(problem, check.family, check.seed, device), "padded", check.seed
-            values = judge.rows_of(op, problem, values, check.true_tokens)
+            values = rows_of(op, problem, values, check.true_tokens)
             what = f"padded {check.true_tokens}"
         else:
             seed = job_side.graph_seed(check.seed, where["turn"], where["set"])
@@ -237,5 +239,6 @@ def _judge_steps(
         seed = job_side.step_seed(check.seed, step)
         answer = chain.step(op.inputs(problem, check.family, seed, device) if step else None)
         if step in kept:
-            rows += judge.judge_outputs(op, problem, chain.before, kept[step], answer, check.family, seed)
+            what = check.family
+            rows += judge.judge_outputs(op, problem, chain.before, kept[step], answer, what, seed, step + 1)
     return rows

@@ -12,6 +12,7 @@ import torch
 from kgen.contract import Op, Values
 from kgen.gates import judge
 from kgen.gates.rates import Rates
+from kgen.gates.rows import rows_of, with_tokens
 from kgen.gates.runner.contestants import CANDIDATE, chain_seed, set_seed
 from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.perf import CHAINED, GRAPH, PointJob
@@ -61,7 +62,7 @@ def make_point(op: Op, job: PointJob, record: Mapping[str, Any], limits: Rates |
     baselines = {name: median(times) for name, times in samples.items() if name != CANDIDATE}
     best = min(baselines, key=lambda name: baselines[name])
     ratio, low, high = ratio_interval(mine, samples[best], job.order_seed)
-    cost = op.cost(judge.with_tokens(job.spec.problem, job.tokens))
+    cost = op.cost(with_tokens(job.spec.problem, job.tokens))
     floor = cost.floor_us(limits.read) if limits else 0.0
     return PerfPoint(
         problem=job.spec.problem.key,
@@ -85,7 +86,7 @@ def impossible(op: Op, job: PointJob, point: PerfPoint, limits: Rates | None) ->
     """A complaint when the memory could not have moved the op's bytes in that time. Chained calls may hit L2."""
     if limits is None or point.column == CHAINED:
         return ""
-    least = op.cost(judge.with_tokens(job.spec.problem, job.tokens)).floor_us(limits.nominal)
+    least = op.cost(with_tokens(job.spec.problem, job.tokens)).floor_us(limits.nominal)
     if point.candidate_us >= least:
         return ""
     return f"{name_of(job, point.column)}: {point.candidate_us:.2f} us, but its bytes need {least:.2f} us at peak"
@@ -137,7 +138,7 @@ def _judge_calls(
     op: Op, job: PointJob, column: str, seed: int, calls: Sequence[tuple[Values, dict[str, torch.Tensor]]]
 ) -> list[judge.Row]:
     problem = job.spec.problem
-    values = [judge.rows_of(op, problem, v, job.tokens) for v, _ in calls]
+    values = [rows_of(op, problem, v, job.tokens) for v, _ in calls]
     answers = judge.expected_many(op, problem, values)
     rows: list[judge.Row] = []
     for before, (_, got), answer in zip(values, calls, answers, strict=True):

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kgen.contract import DTYPES, Op, Role
+from kgen.contract import DTYPES, Op, Role, TensorSpec
 from kgen.gates.audit.recorder import Argument
-from kgen.gates.builder.protocol import Signature
+from kgen.gates.builder.protocol import Layout, Signature
 from kgen.records import Problem
 
 
@@ -20,7 +20,18 @@ def signature(op: Op, problem: Problem) -> Signature:
         names=(*(t.name for t in present), *(s.name for s in op.scalars)),
         first_out=next(i for i, t in enumerate(present) if t.role is Role.OUT),
         dtypes={d.name: d.cutlass for d in DTYPES.values()},
+        layouts=_layouts(op, present),
     )
+
+
+def _layouts(op: Op, present: Sequence[TensorSpec]) -> dict[str, Layout]:
+    """What is not static, by index of the tensor (a string, as in JSON)."""
+    found: dict[str, Layout] = {}
+    for index, spec in enumerate(present):
+        free = {str(i): str(symbol) for i, symbol in enumerate(spec.shape) if symbol in op.runtime_dims}
+        if free or spec.pitched:
+            found[str(index)] = {"free": free, "pitched": spec.pitched}
+    return found
 
 
 def arguments(op: Op, problem: Problem, workspaces: Sequence[tuple[str, tuple[int, ...]]]) -> list[Argument]:

@@ -60,7 +60,7 @@ def test_kill_9_loses_nothing_and_resume_repeats_nothing(stage: str, tmp_path: P
     assert {k: after[k] for k in before} == before
 
 
-def test_ctrl_c_marks_the_run_and_a_single_one_of_two_resumes_takes_it_up(tmp_path: Path) -> None:
+def test_ctrl_c_marks_the_run_and_resumes_take_it_up_one_at_a_time(tmp_path: Path) -> None:
     process = killed_when(tmp_path, STAGES["proposed"], signal.SIGINT, *propose(tmp_path, "sigint"))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -68,16 +68,28 @@ def test_ctrl_c_marks_the_run_and_a_single_one_of_two_resumes_takes_it_up(tmp_pa
     run = the_run(tmp_path)
     assert (run.info.outcome, run.info.finished, run.state) == ("interrupted", "", "interrupted")
     before = stamps(run)
+    with run.lock():  # another process works on it
+        busy = kgen(tmp_path, "resume", run.id, "--json")
+    assert busy.returncode == 4 and "in use by another kgen process" in busy.stderr
+    assert only_json(busy.stdout)["exit_code"] == 4
+    # Two at once: the second finds the run in use, or, where it starts late, finished. Both never work on it.
     both = [started(tmp_path, "resume", run.id, "--json") for _ in range(2)]
     said = [p.communicate(timeout=120) for p in both]
-    assert sorted(p.returncode for p in both) == [0, 4], said
-    busy = next(i for i, p in enumerate(both) if p.returncode == 4)
-    assert "in use by another kgen process" in said[busy][1]
-    assert only_json(said[busy][0])["exit_code"] == 4
-    assert only_json(said[1 - busy][0])["outcome"] == "staged"
+    assert sorted(p.returncode for p in both) in ([0, 0], [0, 4]), said
+    for process, (out, _) in zip(both, said, strict=True):
+        assert process.returncode or only_json(out)["outcome"] == "staged"
     check_whole(run)
     after = stamps(run)
     assert {k: after[k] for k in before} == before
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    assert kgen(tmp_path, *propose(tmp_path, "finished")).returncode == 0
+    run = the_run(tmp_path)
+    info, before = run.info, stamps(run)
+    again = kgen(tmp_path, "resume", run.id)
+    assert again.returncode == 0, again.stderr
+    assert run.info == info and stamps(run) == before
 
 
 def test_sigterm_is_as_good_as_ctrl_c(tmp_path: Path) -> None:

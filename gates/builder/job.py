@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import json
 import linecache
+import math
 import re
 import sys
 import time
@@ -19,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from kgen.gates.builder import defects
-from kgen.gates.builder.protocol import ANSI, CUBIN, FUNCTION, MODULE, OBJECT, PTX, RESULT, SOURCE
+from kgen.gates.builder.protocol import ANSI, CUBIN, FUNCTION, MODULE, OBJECT, PTX, RESULT, SOURCE, Layout
 
 OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir ."
 DSL_CODE = re.compile(r"error\[([A-Z][A-Z0-9_]+)\]")
@@ -40,6 +41,7 @@ EXCEPTIONS: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "compile.memory"),
     (RecursionError, "compile.recursion"),
 )
+PITCH_BYTES = 16  # a free stride is a multiple of it
 CALL_CODES = ("CALL_", "ARG_BIND_")  # the compiler complains about the arguments that it was called with
 
 
@@ -111,9 +113,11 @@ def _arguments(signature: dict[str, Any], workspaces: list[tuple[str, list[int]]
     import cutlass
     from cutlass.cute.runtime import make_fake_stream
 
-    tensors = [_fake(dtype, shape) for dtype, shape in signature["tensors"]]
+    symbols: dict[str, Any] = {}
+    layouts = signature["layouts"]
+    tensors = [_fake(d, s, layouts.get(str(i)), symbols) for i, (d, s) in enumerate(signature["tensors"])]
     scalars = [{"i32": cutlass.Int32, "f32": cutlass.Float32}[kind](value) for kind, value in signature["scalars"]]
-    spaces = [_fake(signature["dtypes"][dtype], shape) for dtype, shape in workspaces]
+    spaces = [_fake(signature["dtypes"][dtype], shape, None, symbols) for dtype, shape in workspaces]
     return [*tensors, *scalars, *spaces, make_fake_stream(use_tvm_ffi_env_stream=True)]
 
 
@@ -164,13 +168,21 @@ def _workspaces(module: ModuleType, point: tuple[Any, ...], dtypes: dict[str, st
     return out
 
 
-def _fake(dtype: str, shape: list[int]) -> Any:
-    """A row-major tensor that exists at trace time only."""
+def _fake(dtype: str, shape: list[int], layout: Layout | None, symbols: dict[str, Any]) -> Any:
+    """A row-major tensor that exists at trace time only; free sizes and a free first stride are symbols."""
     import cutlass
-    from cutlass.cute.runtime import make_fake_compact_tensor
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
-    order = tuple(range(len(shape) - 1, -1, -1))
-    return make_fake_compact_tensor(getattr(cutlass, dtype), tuple(shape), stride_order=order, assumed_align=16)
+    kind = getattr(cutlass, dtype)
+    free = layout["free"] if layout else {}
+    sizes = [symbols.setdefault(free[str(i)], cute.sym_int()) if str(i) in free else n for i, n in enumerate(shape)]
+    if not (layout and layout["pitched"]):
+        order = tuple(range(len(shape) - 1, -1, -1))
+        return make_fake_compact_tensor(kind, tuple(sizes), stride_order=order, assumed_align=16)
+    inner = [math.prod(shape[i + 1 :]) for i in range(1, len(shape))]
+    pitch = cute.sym_int64(divisibility=max(1, PITCH_BYTES * 8 // kind.width))
+    return make_fake_tensor(kind, tuple(sizes), stride=(pitch, *inner), assumed_align=16)
 
 
 def classify(error: BaseException) -> tuple[str, str]:

@@ -21,13 +21,17 @@ SECOND_POISON = 0x5A  # another pattern for a repeat: what is not written differ
 Workspaces = Sequence[tuple[str, Sequence[int]]]  # (contract dtype name, shape) each
 
 
+PITCH = 64  # bytes between the entries of a pitched tensor: its first stride is free, so it is never compact here
+
+
 @dataclass(frozen=True)
 class Buffer:
-    """`tensor` lies inside `raw` (uint8), between two guards."""
+    """`tensor` lies inside `raw` (uint8), between two guards; `gap`: the bytes after each entry of a pitched one."""
 
     raw: torch.Tensor
     tensor: torch.Tensor
     guard: int
+    gap: torch.Tensor | None = None
 
     @property
     def data(self) -> torch.Tensor:
@@ -37,19 +41,23 @@ class Buffer:
     def intact(self) -> torch.Tensor:
         """A bool tensor on the buffer's device."""
         end = self.raw.numel() - self.guard
-        return (self.raw[: self.guard] == PATTERN).all() & (self.raw[end:] == PATTERN).all()
+        whole = (self.raw[: self.guard] == PATTERN).all() & (self.raw[end:] == PATTERN).all()
+        return whole if self.gap is None else whole & (self.gap == PATTERN).all()
 
 
-def guarded(shape: Sequence[int], dtype: str, device: str, guard: int = GUARD) -> Buffer:
-    """An uninitialised tensor of a contract dtype name between two guards."""
+def guarded(shape: Sequence[int], dtype: str, device: str, guard: int = GUARD, pitched: bool = False) -> Buffer:
+    """An uninitialised tensor of a contract dtype name between two guards, with gaps between its entries if pitched."""
     kind: torch.dtype = getattr(torch, DTYPES[dtype].torch)
-    nbytes = math.prod(shape) * DTYPES[dtype].bytes
-    raw = torch.full((nbytes + 2 * guard,), PATTERN, dtype=torch.uint8, device=device)
+    entry = math.prod(shape[1:]) * DTYPES[dtype].bytes
+    step = -(-entry // PITCH) * PITCH + PITCH if pitched else entry  # a multiple of 16 bytes
+    raw = torch.full((shape[0] * step + 2 * guard,), PATTERN, dtype=torch.uint8, device=device)
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    strides[0] = step // DTYPES[dtype].bytes
     # set_, not a view: torch.compile and DLPack then see an ordinary tensor
     tensor = torch.empty(0, dtype=kind, device=device)
     tensor.set_(raw.untyped_storage(), guard // DTYPES[dtype].bytes, tuple(shape), strides)
-    return Buffer(raw, tensor, guard)
+    gap = raw[guard : guard + shape[0] * step].view(shape[0], step)[:, entry:] if pitched else None
+    return Buffer(raw, tensor, guard, gap)
 
 
 def _zeroed(workspaces: Workspaces, device: str, guard: int) -> list[Buffer]:
@@ -69,7 +77,8 @@ class BufferSet:
     def __init__(self, op: Op, problem: Problem, device: str, workspaces: Workspaces = (), guard: int = GUARD) -> None:
         self.op, self.problem, self.device, self.guard = op, problem, device, guard
         sizes = op.sizes(problem)
-        self.buffers = {t.name: guarded(t.sizes(sizes), t.dtype, device, guard) for t in op.present(problem)}
+        specs = op.present(problem)
+        self.buffers = {t.name: guarded(t.sizes(sizes), t.dtype, device, guard, t.pitched) for t in specs}
         self.work = _zeroed(workspaces, device, guard)
         self.scalars: dict[str, int | float] = {}
 
@@ -82,7 +91,8 @@ class BufferSet:
         other.buffers = dict(self.buffers)
         for spec in self.op.present(self.problem):
             if spec.name in own:
-                other.buffers[spec.name] = guarded(spec.sizes(sizes), spec.dtype, self.device, self.guard)
+                shape = spec.sizes(sizes)
+                other.buffers[spec.name] = guarded(shape, spec.dtype, self.device, self.guard, spec.pitched)
         return other
 
     @property
@@ -111,6 +121,7 @@ class BufferSet:
                 self.scalars[name] = value
 
     def poison(self, byte: int = POISON) -> None:
+        """Outputs only, which are never pitched."""
         for name in self.names(Role.OUT):
             self.buffers[name].data.fill_(byte)
 

@@ -15,6 +15,7 @@ import torch
 
 from kgen.contract import Op, Role, Values
 from kgen.gates import timing
+from kgen.gates.rows import rows_of
 from kgen.gates.runner import subject
 from kgen.gates.runner.buffers import BufferSet, Workspaces, same_bits
 from kgen.gates.runner.out import Out
@@ -103,7 +104,6 @@ class Contestant:
         self.loaded, self.turns, self.rows, self.blame, self.out = loaded, turns, rows, blame, out
         self.device = turns.sets[0].device
         self.outputs = turns.sets[0].names(Role.OUT, Role.STATE)
-        self.row_outputs = {t.name for t in turns.op.outputs(turns.problem) if t.by_token}
         self.kept: list[list[dict[str, torch.Tensor]]] = []
         self.findings: list[str] = []
         self.ran_on: list[BufferSet] = []
@@ -121,7 +121,7 @@ class Contestant:
         return [call_of_its_own(sets[k % len(sets)], workspaces) for k in range(count)]
 
     def _kept(self, calls: Sequence[BufferSet]) -> list[dict[str, torch.Tensor]]:
-        return [{n: self._rows(n, c.buffers[n].tensor).clone() for n in self.outputs} for c in calls]
+        return [{n: t.clone() for n, t in self._rows(c).items()} for c in calls]
 
     def _check_inputs(self, repetition: int) -> None:
         """After a repetition whose calls read the sets' own refilled inputs."""
@@ -129,8 +129,10 @@ class Contestant:
             f"repetition {repetition}: changed its input {text}" for text in self.turns.changed(repetition)
         ]
 
-    def _rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[: self.rows] if name in self.row_outputs else tensor
+    def _rows(self, call: BufferSet) -> dict[str, torch.Tensor]:
+        """What a call wrote for the rows that count."""
+        written = {n: call.buffers[n].tensor for n in self.outputs}
+        return rows_of(self.turns.op, self.turns.problem, written, self.rows)
 
     def _captured(self, calls: Sequence[BufferSet]) -> timing.Call:
         self.ran_on = list(calls)

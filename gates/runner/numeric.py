@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from kgen.contract import DTYPES, Op, Role, Values
+from kgen.contract import Op, Role, Values
 from kgen.gates import timing
+from kgen.gates.rows import rows_of
 from kgen.gates.runner import subject
 from kgen.gates.runner.buffers import GUARD, POISON, SECOND_POISON, BufferSet, same_bits
 from kgen.gates.runner.job import LoadSpec
@@ -180,27 +181,38 @@ def _poison_left(tensor: torch.Tensor, byte: int) -> torch.Tensor:
 
 def _padded(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[str, int], Tensors]]:
     """The first rows count, the rest of the bin holds NaN: what the rows give must not depend on the rest."""
-    rows = {t.name for t in bench.op.present(bench.problem) if t.by_token}
-    floats = {t.name for t in bench.op.present(bench.problem) if DTYPES[t.dtype].torch.find("int") < 0}
+    count = check.true_tokens
     got: list[Tensors] = []
     for garbage in (False, True):
-        values = bench.inputs(check.family, check.seed)
-        if garbage:
-            for name in rows & floats & values.keys():
-                values[name][check.true_tokens :] = float("nan")  # type: ignore[index]
+        values = _with_padding(bench, bench.inputs(check.family, check.seed), count, garbage)
         buffers.load(values)
         buffers.poison()
-        bench.call(buffers, f"padded {check.true_tokens}")
-        got.append({n: t[: check.true_tokens] if n in rows else t for n, t in buffers.written().items()})
+        bench.call(buffers, f"padded {count}")
+        got.append(rows_of(bench.op, bench.problem, buffers.written(), count))
         for name in buffers.broken_guards():
-            bench.found(
-                "guard", f"{check.true_tokens} tokens in the bin of {bench.problem.tokens}: wrote outside {name}"
-            )
+            bench.found("guard", f"{count} tokens in the bin of {bench.problem.tokens}: wrote outside {name}")
     for name, tensor in got[1].items():
         if not same_bits(got[0][name], tensor):
-            text = f"{check.true_tokens} tokens in the bin of {bench.problem.tokens}: garbage rows change {name}"
+            text = f"{count} tokens in the bin of {bench.problem.tokens}: garbage rows change {name}"
             bench.found("padding", text)
-    return [({"true_tokens": check.true_tokens}, got[1])]
+    return [({"true_tokens": count}, got[1])]
+
+
+def _with_padding(bench: Bench, values: Values, count: int, garbage: bool) -> Values:
+    """Integer arguments that have a value for padding rows hold it there; with `garbage`, floats hold NaN."""
+    rest = {**values}
+    used = rows_of(bench.op, bench.problem, values, count)
+    for spec in bench.op.present(bench.problem):
+        value = rest.get(spec.name)
+        if spec.token_dim is None or not isinstance(value, torch.Tensor):
+            continue
+        start = used[spec.name].shape[spec.token_dim]
+        tail = value.narrow(spec.token_dim, start, value.shape[spec.token_dim] - start)
+        if spec.padding is not None:
+            tail.fill_(spec.padding)
+        elif garbage and value.is_floating_point():
+            tail.copy_(torch.full(tail.shape, float("nan"), device=tail.device))
+    return rest
 
 
 def _graph(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[str, int], Tensors]]:

@@ -2,14 +2,17 @@
 
 import abc
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import ClassVar
 
 import torch
 
 from kgen.contract import families
+from kgen.contract.rules import Exact, RelL2, Rule
 from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
 from kgen.records import Problem, canonical_json, sha256_bytes, sha256_text
 
@@ -48,6 +51,8 @@ class Pack:
     quick_bins: tuple[int, ...]  # the compile gate's quick tier
     served: tuple[str, ...]  # dims names that a promotion claims
     small: str  # dims name small enough to interpret
+    # dims name -> the name whose sizes an op has there unless it lists its own: one build and one proof serve both
+    same_as: Mapping[str, str] = field(default_factory=dict)
 
 
 class Op(abc.ABC):
@@ -63,6 +68,10 @@ class Op(abc.ABC):
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # other axes, first value is the default
     families: ClassVar[tuple[Family, ...]]
     floor: ClassVar[float]  # relL2 against the rounded reference that is always allowed
+    runtime_dims: ClassVar[tuple[str, ...]] = ()  # dim symbols that are not known when a kernel is built
+    scenarios: ClassVar[tuple[Family, ...]] = ()  # input kinds that only the perf sweep adds (contexts, routings, ...)
+    sweep: ClassVar[Mapping[str, str]] = {}  # axis -> values that a broad measurement covers, in words
+    shared: ClassVar[tuple[ModuleType, ...]] = ()  # modules that the formulas live in, besides the op's own file
     chain: ClassVar[tuple[str, str] | None] = None  # (output, input) that a chained run joins
     chain_family: ClassVar[str] = "normal"  # the family whose magnitudes survive a long chain
     mutable_inputs: ClassVar[tuple[str, ...]] = ()  # inputs that the perf runner refills between replays
@@ -83,24 +92,59 @@ class Op(abc.ABC):
         """Outputs and new states in float64; `rounded`: with the op's own roundings, as written."""
 
     @abc.abstractmethod
-    def cost(self, problem: Problem) -> Cost: ...
+    def cost(self, problem: Problem) -> Cost:
+        """At the inputs of the first family; where the values decide, `cost_of` is exact."""
+
+    def cost_of(self, problem: Problem, values: Values) -> Cost:
+        """With what these inputs make a call read: routing, lengths, finished blocks."""
+        return self.cost(problem)
+
+    def refuses(self, problem: Problem) -> str:
+        """One line when there is no such point (tokens that do not divide, ...), else ""."""
+        return ""
+
+    def names(self) -> tuple[str, ...]:
+        """All dims names, those that another name's sizes serve included."""
+        return (*self.dims, *(n for n, same in self.pack.same_as.items() if n not in self.dims and same in self.dims))
+
+    def own_name(self, dims: str) -> str:
+        """The dims name that a point is filed under. Raises ValueError (one line) for unknown dims."""
+        name = dims if dims in self.dims else self.pack.same_as.get(dims, dims)
+        if name not in self.dims:
+            raise ValueError(f"{self.name} has no dims {dims!r}; known: {', '.join(self.names())}")
+        return name
 
     def problem(self, dims: str, tokens: int, arch: str, axes: Mapping[str, str] | None = None) -> Problem:
-        """Raises ValueError (one line) for unknown dims, bins or axis values."""
-        if dims not in self.dims:
-            raise ValueError(f"{self.name} has no dims {dims!r}; known: {', '.join(self.dims)}")
+        """Raises ValueError (one line) for unknown dims, bins or axis values, and for a point that the op refuses."""
+        own = self.own_name(dims)
         if tokens not in self.pack.bins:
             raise ValueError(f"{tokens} is not a token bin; bins: {', '.join(map(str, self.pack.bins))}")
         chosen = {name: values[0] for name, values in self.axes.items()}
         for name, value in (axes or {}).items():
             if value not in self.axes.get(name, ()):
-                raise ValueError(f"{self.name} has no {name}={value!r}; known: {dict(self.axes)}")
+                known = "; ".join(f"{k}: {', '.join(v)}" for k, v in self.axes.items()) or "no axes at all"
+                raise ValueError(f"{self.name} has no {name}={value!r}; known: {known}")
             chosen[name] = value
-        return Problem(self.name, dims, tokens, arch, chosen)
+        problem = Problem(self.name, own, tokens, arch, chosen)
+        if reason := self.refuses(problem):
+            raise ValueError(f"{problem.key}: {reason}")
+        return problem
+
+    def points(self, dims: str, tokens: int, arch: str) -> Iterator[Problem]:
+        """Every combination of axis values that exists at these dims and tokens."""
+        for values in itertools.product(*self.axes.values()):
+            problem = Problem(self.name, self.own_name(dims), tokens, arch, dict(zip(self.axes, values, strict=True)))
+            if not self.refuses(problem):
+                yield problem
 
     def sizes(self, problem: Problem) -> dict[str, int]:
-        """Dim symbols with their values, `tokens` included."""
+        """Dim symbols with their values, `tokens` included; an op adds those that follow from the others."""
         return {**self.dims[problem.dims], "tokens": problem.tokens}
+
+    def rule(self, spec: TensorSpec) -> Rule:
+        """What judges an output or a state."""
+        found: Rule = spec.rule or (Exact() if spec.exact else RelL2(self.floor))
+        return found
 
     def present(self, problem: Problem) -> tuple[TensorSpec, ...]:
         return tuple(t for t in self.tensors if t.present(problem.axes))
@@ -121,8 +165,8 @@ class Op(abc.ABC):
         raise ValueError(f"{self.name}: {tokens} tokens exceed the largest bin {self.pack.bins[-1]}")
 
     def contract_sha256(self) -> str:
-        """Hash of what the contract says: its data, this op's whole file and the shared input families."""
-        signature = {
+        """Hash of what the contract says: its data, this op's whole file and the shared modules."""
+        signature: dict[str, object] = {
             "name": self.name,
             "dims": {k: dict(v) for k, v in self.dims.items()},
             "tensors": [repr(t) for t in self.tensors],
@@ -132,7 +176,17 @@ class Op(abc.ABC):
             "source": sha256_text(inspect.getsource(sys.modules[type(self).__module__])),
             "shared": sha256_text(inspect.getsource(families)),
         }
-        return sha256_bytes(canonical_json(signature))
+        return sha256_bytes(canonical_json({**signature, **self._signature_more()}))
+
+    def _signature_more(self) -> dict[str, object]:
+        """Parts that not every contract has; what an op does not use does not touch its hash."""
+        more: dict[str, object] = {
+            "layouts": {t.name: found for t in self.tensors if (found := t.extra())},
+            "runtime_dims": list(self.runtime_dims),
+            "scenarios": [f.name for f in self.scenarios],
+            "modules": [sha256_text(inspect.getsource(module)) for module in self.shared],
+        }
+        return {k: v for k, v in more.items() if v}
 
 
 @dataclass(frozen=True)
@@ -142,7 +196,7 @@ class Registry:
     ops: Mapping[str, Op] = field(default_factory=dict)
 
     def get(self, name: str) -> Op:
-        """Raises ValueError (one line, with near names) for an unknown op."""
+        """Raises ValueError (one line, with the known names) for an unknown op."""
         if name not in self.ops:
             raise ValueError(f"unknown op {name!r}; known ops: {', '.join(sorted(self.ops))}")
         return self.ops[name]

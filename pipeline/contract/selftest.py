@@ -13,11 +13,14 @@ import torch
 
 from kgen.contract.op import Op, Values
 from kgen.contract.tensors import Role
-from kgen.contract.tolerance import compare, relative_l2
+from kgen.contract.tolerance import relative_l2
 from kgen.records import Problem
 
 TOKENS, SEED = 8, 20260
 MOVED = 10.0  # a perturbed input must move the outputs by this many times the floor
+INDEX = ("i32", "i64")
+
+Tensors = dict[str, torch.Tensor]
 
 
 @functools.cache
@@ -27,11 +30,14 @@ def complaints(op: Op) -> tuple[str, ...]:
 
 
 def _problems(op: Op) -> Iterator[Problem]:
-    names = list(op.axes)
+    """The defaults, then every other value of one axis at a time, where such a point exists."""
     yield op.problem(op.pack.small, TOKENS, "")
-    for name in names:
-        for value in op.axes[name][1:]:
-            yield op.problem(op.pack.small, TOKENS, "", {name: value})
+    for name, values in op.axes.items():
+        for value in values[1:]:
+            chosen = {**{n: v[0] for n, v in op.axes.items()}, name: value}
+            problem = Problem(op.name, op.pack.small, TOKENS, "", chosen)
+            if not op.refuses(problem):
+                yield problem
 
 
 def _defects(op: Op, problem: Problem) -> Iterator[str]:
@@ -39,20 +45,34 @@ def _defects(op: Op, problem: Problem) -> Iterator[str]:
     true, rounded = (op.reference(problem, values, rounded=r) for r in (False, True))
     stock = op.stock(problem)(values)
     for spec in op.outputs(problem):
-        if spec.role is not Role.OUT:
-            continue
-        name, zero = spec.name, torch.zeros_like(stock[spec.name])
-        if not compare(zero, stock[name], rounded[name], true[name]).complaint(op.floor):
-            yield f"{op.name}: zeros pass as {name}"
-        if line := compare(stock[name], stock[name], rounded[name], true[name]).complaint(op.floor):
+        name = spec.name
+        if line := _complaint(op, problem, values, stock, stock, rounded, true, name):
             yield f"{op.name}: the stock op itself does not pass as {name}: {line}"
-    for spec in op.present(problem):
-        if spec.role is not Role.OUT and not _moves(op, problem, values, true, spec.name):
-            yield f"{op.name}: the reference ignores {spec.name}"
-
-
-def _moves(op: Op, problem: Problem, values: Values, true: dict[str, torch.Tensor], name: str) -> bool:
-    """Whether other values of one input change any output clearly."""
+        zeros = {**stock, name: torch.zeros_like(stock[name])}
+        if spec.role is Role.OUT and not _complaint(op, problem, values, zeros, stock, rounded, true, name):
+            yield f"{op.name}: zeros pass as {name}"
     other = op.inputs(problem, op.families[0].name, SEED + 1, "cpu")
-    changed = op.reference(problem, {**values, name: other[name]}, rounded=False)
-    return any(relative_l2(changed[key], true[key]) > MOVED * op.floor for key in true)
+    for spec in op.present(problem):
+        limit = 0.0 if spec.dtype in INDEX else MOVED * op.floor
+        if spec.role is not Role.OUT and not _moves(op, problem, values, true, spec.name, other[spec.name], limit):
+            yield f"{op.name}: the reference ignores {spec.name}"
+    for scalar in op.scalars:
+        if scalar.other is None or not _moves(op, problem, values, true, scalar.name, scalar.other, 0.0):
+            yield f"{op.name}: the reference ignores {scalar.name}"
+
+
+def _complaint(
+    op: Op, problem: Problem, values: Values, got: Tensors, stock: Tensors, rounded: Tensors, true: Tensors, name: str
+) -> str:
+    """What the rule of one output, then the op's hard rules, say of a whole call's outputs; "" when nothing."""
+    spec = next(t for t in op.outputs(problem) if t.name == name)
+    judged = op.rule(spec).judge(got[name], stock[name], rounded[name], true[name], 1)
+    return judged.complaint or next(iter(op.hard_rules(problem, values, got)), "")
+
+
+def _moves(
+    op: Op, problem: Problem, values: Values, true: Tensors, name: str, other: torch.Tensor | float, limit: float
+) -> bool:
+    """Whether another value of one input changes some output by more than `limit`."""
+    changed = op.reference(problem, {**values, name: other}, rounded=False)
+    return any(relative_l2(changed[key], true[key]) > limit for key in true)

@@ -60,10 +60,10 @@ class AttnRes(Op):
         TensorSpec("out", "bf16", ("tokens", "hidden"), Role.OUT, "normed mix"),
     )
     scalars: ClassVar = (
-        ScalarSpec("nb", "i32", "finished blocks to mix, 0..slots", 1),
-        ScalarSpec("write_idx", "i32", "slot to snapshot into, -1: none", -1),
-        ScalarSpec("eps", "f32", "added to the mean square of a source", RMS_EPS),
-        ScalarSpec("eps_out", "f32", "added to the mean square of the mix", RMS_EPS),
+        ScalarSpec("nb", "i32", "finished blocks to mix, 0..slots", 1, other=0),
+        ScalarSpec("write_idx", "i32", "slot to snapshot into, -1: none", -1, other=0),
+        ScalarSpec("eps", "f32", "added to the mean square of a source", RMS_EPS, other=1.0),
+        ScalarSpec("eps_out", "f32", "added to the mean square of the mix", RMS_EPS, other=1.0),
     )
     axes: ClassVar = {"variant": ("delta", "prefix_only", "final")}
     families: ClassVar = (

@@ -12,6 +12,7 @@ PACK = Pack(
     quick_bins=(1, 8),
     served=("k3-tp8", "k3-tp16"),
     small="nano",
+    same_as={"vllm-tp1": "k3-tp8"},  # one TP8 rank's widths in one process; only what is not sharded there differs
 )
 
 HIDDEN: Mapping[str, int] = {"k3-tp8": 7168, "k3-tp16": 7168, "nano": 256}

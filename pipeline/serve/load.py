@@ -16,7 +16,7 @@ largest bin. Not covered: whether the numbers are right on this GPU; that was th
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ LOG = logging.getLogger("kgen.serve")
 Run = Callable[[Values], None]
 Counts = Callable[[], dict[str, int]]
 Compile = Callable[..., Callable[..., object]]
+ANY = -1  # a size that is known at run time only
 
 
 class Doubt(Exception):
@@ -45,7 +46,7 @@ class Served:
         self.op, self.problem = op, problem
         self.reason, self.promotion = reason, promotion
         self._run, self._counts = run, counts
-        sizes = op.sizes(problem)
+        sizes = {**op.sizes(problem), **dict.fromkeys(op.runtime_dims, ANY)}
         self._tensors = tuple(
             (t.name, tuple(t.sizes(sizes)), getattr(torch, DTYPES[t.dtype].torch)) for t in op.present(problem)
         )
@@ -62,7 +63,7 @@ class Served:
         """
         for name, shape, dtype in self._tensors:
             tensor = values.get(name)
-            if not isinstance(tensor, torch.Tensor) or tensor.shape != shape or tensor.dtype != dtype:
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or not _fits(tensor.shape, shape):
                 raise ValueError(_complaint(self.problem, name, shape, dtype, tensor))
         for scalar in self.op.scalars:
             if scalar.name not in values:
@@ -185,6 +186,10 @@ def _stock(op: Op, problem: Problem, compile: Compile | None) -> Run:
             values[name].copy_(result)  # type: ignore[union-attr]  # outputs are tensors
 
     return run
+
+
+def _fits(got: Sequence[int], wanted: Sequence[int]) -> bool:
+    return len(got) == len(wanted) and all(w in (ANY, g) for g, w in zip(got, wanted, strict=True))
 
 
 def _complaint(problem: Problem, name: str, shape: tuple[int, ...], dtype: torch.dtype, got: object) -> str:

@@ -127,8 +127,11 @@ class Run:
         self.durable.write(self.path / RUN, json_bytes(replace(self.info, finished="", outcome=outcome)))
 
     def finish(self, outcome: str) -> None:
-        """Mark the run as come to its end. Call with the lock held."""
-        self.durable.write(self.path / RUN, json_bytes(replace(self.info, finished=utc_now(), outcome=outcome)))
+        """Mark the run as come to its end; one that had ended this way keeps its time. Call with the lock held."""
+        info = self.info
+        if info.finished and info.outcome == outcome:
+            return
+        self.durable.write(self.path / RUN, json_bytes(replace(info, finished=utc_now(), outcome=outcome)))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""Each kind of output rule passes what it should and refuses what it should, by hand-made numbers."""
+
+import pytest
+import torch
+
+from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
+from kgen.contract.tensors import Role, TensorSpec
+
+
+def judge(rule: Rule, got: torch.Tensor, want: torch.Tensor, stock: torch.Tensor | None = None, steps: int = 1) -> str:
+    rounded = want.double()
+    true = rounded * 1.5  # far away, as the unrounded values of an 8-bit output may be: this part never decides here
+    return rule.judge(got, want if stock is None else stock, rounded, true, steps).complaint
+
+
+ONES = torch.ones(4, 8)
+
+
+def test_relative_l2_allows_its_floor_and_the_drift_floor_only_after_several_steps() -> None:
+    rule, stock, true = RelL2(1e-3, drift=1e-1), ONES, ONES.double() * 1.01
+    got = (ONES * 1.01).double()  # right on the true reference, 1e-2 from the rounded one
+    assert "1.000e-03" in rule.judge(got, stock, stock.double(), true, 1).complaint
+    assert not rule.judge(got, stock, stock.double(), true, 2).complaint
+
+
+def test_exact_sees_a_single_bit_and_the_sign_of_zero() -> None:
+    zero = torch.zeros(4, dtype=torch.bfloat16)
+    assert not judge(Exact(), zero, zero)
+    assert judge(Exact(), -zero, zero)
+    assert Exact().judge(-zero, zero, zero.double(), zero.double(), 1).code == "exact"
+
+
+def codes(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values).to(torch.float8_e4m3fn)
+
+
+def test_codes_count_representable_values_and_share_zero() -> None:
+    rule = Codes(unequal=0.5, floor=1.0)
+    want = codes([1.0, 2.0, 0.0, -448.0])
+    assert not judge(rule, codes([1.125, 2.0, -0.0, -448.0]), want)  # 1.125 is the value after 1
+    assert "steps" in judge(rule, codes([1.25, 2.0, 0.0, -448.0]), want)
+    assert "steps" in judge(rule, codes([float("nan"), 2.0, 0.0, -448.0]), want)
+
+
+def test_codes_refuse_too_many_neighbours_unless_stock_has_as_many() -> None:
+    want, one_off = codes([1.0] * 8), codes([1.125] * 3 + [1.0] * 5)
+    rule = Codes(unequal=0.125, floor=1.0)
+    assert "37.500%" in judge(rule, one_off, want)
+    assert not judge(rule, one_off, want, stock=one_off)
+
+
+def test_codes_cross_the_sign_by_the_number_of_values_between() -> None:
+    rule = Codes(unequal=1.0, floor=10.0)
+    tiny = 2.0**-9  # the smallest e4m3 value
+    assert not judge(rule, codes([4.0, tiny]), codes([4.0, 0.0]))
+    assert "2 steps" in judge(rule, codes([4.0, tiny]), codes([4.0, -tiny]))
+
+
+@pytest.mark.parametrize(("got", "passes"), [(1.001, True), (1.003, False), (float("nan"), False)])
+def test_largest_error_is_an_absolute_limit(got: float, passes: bool) -> None:
+    assert (not judge(MaxAbs(2e-3), torch.tensor([got]), torch.tensor([1.0]))) is passes
+
+
+def test_largest_error_accepts_equal_infinities() -> None:
+    lost = torch.tensor([float("-inf")])
+    assert not judge(MaxAbs(1e-3), lost, lost)
+    assert judge(MaxAbs(1e-3), torch.tensor([-1e38]), lost)
+
+
+def test_by_op_leaves_everything_to_the_hard_rules() -> None:
+    assert not judge(ByOp(), ONES * 7, ONES)
+
+
+def test_a_contracts_text_grows_only_by_what_it_uses() -> None:
+    plain = TensorSpec("x", "bf16", ("tokens", 8), Role.OUT, "x")
+    assert plain.extra() == {} and "rule" not in repr(plain)
+    used = TensorSpec("x", "e4m3", ("tokens", 8), Role.OUT, "x", rule=Codes(), pitched=True, padding=0)
+    assert set(used.extra()) == {"rule", "pitched", "padding"}
