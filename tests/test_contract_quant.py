@@ -132,8 +132,9 @@ def test_to_e4m3_saturates_inf_keeps_nan_and_rounds_once() -> None:
 def test_code_steps_counts_representable_values_through_zero() -> None:
     a = tensor(0.0, 0.0, 2**-9, 1.0, 448, 448, -1.0, NAN, NAN, 448, 1.0, -2.0)
     b = tensor(-0.0, 2**-9, -(2**-9), 1.125, 416, -448, 1.0, NAN, 448, NAN, 2.0, -1.875)
-    steps = quant.code_steps(quant.to_e4m3(a), quant.to_e4m3(b))
-    assert steps.tolist() == [0, 1, 2, 1, 1, 252, 112, 0, quant.NAN_STEPS, quant.NAN_STEPS, 8, 1]
+    a, b = quant.to_e4m3(a), quant.to_e4m3(b)
+    a.view(torch.uint8)[7] = 0xFF  # the NaN of the other sign
+    assert quant.code_steps(a, b).tolist() == [0, 1, 2, 1, 1, 252, 112, 0, quant.NAN_STEPS, quant.NAN_STEPS, 8, 1]
 
 
 def test_code_steps_of_all_pairs_is_the_distance_in_the_sorted_list_of_values() -> None:
@@ -148,7 +149,6 @@ def test_code_steps_of_all_pairs_is_the_distance_in_the_sorted_list_of_values() 
 def test_all_256_e8m0_bytes_have_their_defined_value() -> None:
     scales = torch.arange(256, dtype=torch.uint8)
     want = tensor(*(math.ldexp(1, b - 127) for b in range(255)), NAN)
-    assert float(want[0]) == 2.0**-127 and float(want[127]) == 1 and float(want[254]) == 2.0**127
     for dtype in (F64, F32, BF16):
         assert same(quant.decode_e8m0(scales, dtype), want.to(dtype))
 
