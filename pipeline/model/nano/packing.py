@@ -1,0 +1,131 @@
+"""Rows of one length for training and evaluation, drawn and laid out in worker processes; no torch here.
+
+A row holds one item, padded at its end. Only the answer is to be predicted: `positions` are the flat places whose next
+token is an answer's, `targets` those tokens, `owners` the rows they belong to.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kgen.model.nano.draw import Draw
+from kgen.model.nano.tasks import TASKS, item
+from kgen.model.nano.vocabulary import PAD
+
+ROW_MULTIPLE = 64  # row lengths are multiples of it
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to draw: `rows` items of `tasks` (equal shares) that fit `length` tokens, numbered from `start`.
+
+    `vary` draws half of the items shorter, down to half the length; else every item may use all of it.
+    """
+
+    tasks: tuple[str, ...]
+    split: str
+    seed: int
+    start: int
+    rows: int
+    length: int
+    vary: bool = True
+
+    @property
+    def row_length(self) -> int:
+        return -(-self.length // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Native-endian arrays as bytes, cheap to send: ids and targets int16, positions and owners int32."""
+
+    rows: int
+    length: int
+    ids: bytes
+    positions: bytes
+    targets: bytes
+    owners: bytes
+
+
+def tasks_for(length: int) -> tuple[str, ...]:
+    """Tasks whose items fill more than half of a row of this length."""
+    return tuple(name for name, task in TASKS.items() if task.shortest <= length < 2 * task.useful)
+
+
+def pack(job: Job) -> Packed:
+    """Draw and lay out one batch; the same job always gives the same bytes."""
+    draw = Draw(f"batch/{job.seed}/{job.start}/{job.length}")
+    width = job.row_length
+    ids = array("h", [PAD]) * (job.rows * width)
+    positions, targets, owners = array("i"), array("h"), array("i")
+    for row in range(job.rows):
+        task = draw.one(job.tasks)
+        length = job.length
+        if job.vary and draw.random() < 0.5:
+            length = draw.between(max(TASKS[task].shortest, job.length // 2), job.length)
+        one = item(task, job.split, job.start + row, seed=job.seed, length=length)
+        # the last token of the answer is never an input
+        inputs = array("h", one.prompt + one.answer[:-1])
+        first = row * width
+        ids[first : first + len(inputs)] = inputs
+        positions.extend(range(first + len(one.prompt) - 1, first + len(inputs)))
+        targets.extend(one.answer)
+        owners.extend([row] * len(one.answer))
+    return Packed(job.rows, width, *(part.tobytes() for part in (ids, positions, targets, owners)))
+
+
+# Up to this share of the training time, the row lengths and their weights (each step has the same number of tokens).
+# Short rows come first and never go away; the longest are rare and late, they teach recall over a long context.
+Stage = tuple[float, Mapping[int, float]]
+STAGES: tuple[Stage, ...] = (
+    (0.10, {64: 3, 128: 1}),
+    (0.25, {64: 1, 128: 3, 256: 1}),
+    (0.45, {64: 1, 128: 2, 256: 3, 512: 1}),
+    (0.70, {64: 1, 128: 2, 256: 3, 512: 2, 1024: 1, 2048: 0.5}),
+    (1.00, {64: 1, 128: 2, 256: 3, 512: 2, 1024: 1, 2048: 1.5, 16384: 0.25}),
+)
+
+
+def plan(number: int, progress: float, seed: int, tokens: int, longest: int) -> Job:
+    """The training job with this number, for the share of the training that is done; rows longer than `longest` and
+    rows of more than `tokens` are left out."""
+    weights = next(lengths for until, lengths in STAGES if progress <= until or until == STAGES[-1][0])
+    usable = {length: weight for length, weight in weights.items() if length <= min(longest, tokens)}
+    if not usable:
+        raise ValueError(f"no row length fits {min(longest, tokens)} tokens: use {min(weights)} or more")
+    at = Draw(f"length/{seed}/{number}").random() * sum(usable.values())
+    until = zip(usable, accumulate(usable.values()), strict=True)
+    length = next((length for length, total in until if at < total), max(usable))
+    return Job(tasks_for(length), "train", seed, number * tokens, tokens // length, length)
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Held-out items of one task at one length."""
+
+    task: str
+    length: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}@{self.length}"
+
+    def jobs(self, tokens: int, seed: int) -> list[Job]:
+        """Batches of at most `tokens` tokens (one row at least)."""
+        width = Job((), "heldout", seed, 0, 0, self.length).row_length
+        step = max(1, tokens // width)
+        return [
+            Job((self.task,), "heldout", seed, start, min(step, self.count - start), self.length, vary=False)
+            for start in range(0, self.count, step)
+        ]
+
+
+EXAMS = (
+    *(Exam("recall", length, count) for length, count in ((64, 256), (512, 256), (2048, 128), (16384, 16))),
+    *(Exam("copy", length, 256) for length in (64, 128, 256, 512)),
+    *(Exam("modular", length, 256) for length in (64, 128, 192)),
+    *(Exam("brackets", length, 256) for length in (64, 112)),
+    *(Exam("json", length, 256) for length in (96, 192)),
+)
