@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from kgen.contract.quant import code_steps
 from kgen.contract.tolerance import SLACK, Errors, compare
 
 ERROR, EXACT = "error", "exact"  # codes of a complaint
@@ -121,14 +122,5 @@ def _max_abs(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def _apart(got: torch.Tensor, rounded: torch.Tensor) -> tuple[float, int]:
     """Fraction of unequal e4m3 codes, and the largest distance in representable values."""
-    a, b = (_rank(t.to(torch.float8_e4m3fn)) for t in (got, rounded))
-    steps = (a - b).abs()
+    steps = code_steps(got.to(torch.float8_e4m3fn), rounded.to(torch.float8_e4m3fn))
     return float((steps > 0).double().mean()), int(steps.max()) if steps.numel() else 0
-
-
-def _rank(codes: torch.Tensor) -> torch.Tensor:
-    """Position of an e4m3 value on the number line; +0 and -0 share one, NaN is far from everything but NaN."""
-    bits = codes.contiguous().view(torch.uint8).to(torch.int32)
-    magnitude = bits & 0x7F
-    rank = torch.where(bits >= 0x80, -magnitude, magnitude)
-    return torch.where(magnitude == 0x7F, torch.full_like(rank, 1 << 20), rank)
