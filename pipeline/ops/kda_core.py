@@ -22,8 +22,7 @@ float32 is compared with that, so storing is part of a kernel's error, for stock
 Inputs lie on coarse grids (kgen.ops.kda_inputs): every sum of f_a f_b^T is exact in float32, in any order. So no
 implementation lands on the other side of the bf16 rounding of rg, which alone would move D by up to some percent.
 
-Source: vLLM 0.33 (Kimi K3 KDA decode and its speculative window). Not covered: convolution bias (the model has none),
-approximate exponentials' own bounds, prefill.
+Source: vLLM 0.33, KDA decode and its speculative window. Not covered: a convolution bias (K3 has none), prefill.
 """
 
 from collections.abc import Callable
@@ -53,7 +52,8 @@ VERIFY = ("4", "8")
 class WorstSlot(RelL2):
     """RelL2 with each distance that of the worst entry of the first dimension: untouched or large slots hide nothing.
 
-    A slot that is all zero in the reference must be all zero.
+    A slot that is all zero in the reference must be all zero. The floor holds against both references: where decays
+    saturate, rounding rg changes nothing, and float32 without a rounded output leaves stock at 1e-7 from either.
     """
 
     def judge(
@@ -68,9 +68,15 @@ class WorstSlot(RelL2):
             candidate_rounded=_worst(candidate, rounded),
             stock_rounded=_worst(stock, rounded),
         )
-        complaint = errors.complaint(floor)
-        code = ERROR if complaint else ""
-        return Judged(errors, errors.allowed_true(), errors.allowed_rounded(floor), code, complaint)
+        allowed_true, allowed_rounded = max(floor, errors.allowed_true()), errors.allowed_rounded(floor)
+        complaint = ""
+        for far, allowed, reference in (
+            (errors.candidate_true, allowed_true, "float64"),
+            (errors.candidate_rounded, allowed_rounded, "rounded"),
+        ):
+            if not far <= allowed:
+                complaint = f"a slot's relL2 to the {reference} reference is {far:.3e}, allowed {allowed:.3e}"
+        return Judged(errors, allowed_true, allowed_rounded, ERROR if complaint else "", complaint)
 
 
 def _worst(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -145,7 +151,7 @@ class KdaCore(Op):
         Family("normal", "unit normal rows and states; slots in every family permuted, with gaps"),
         Family("warm", f"states and windows that {WARM_STEPS} earlier tokens left"),
         Family("drift", "256 steps from a zero state", steps=256),
-        Family("long_memory", "64 steps with D above 0.9, mostly within 0.1 % of 1", steps=64),
+        Family("long_memory", "64 steps with D in 0.8..1, mostly above 0.98", steps=64),
         Family("fast_decay", "8 steps with D near e^-5", steps=8),
         Family("null_slots", "every other request is padding, with slot 0 or -1"),
         Family("zero_rows", "every other row zero, empty windows: k = 0"),
@@ -203,7 +209,6 @@ class KdaCore(Op):
         return run
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
-        """Padding requests are left out of the work altogether."""
         rows, slots, start, live = _requests(values, int(problem.axes["q"]))
         p, at, n = rows[live].double(), slots[live], start[live]
         conv, state = tensor(values, "conv").double(), tensor(values, "S").double()

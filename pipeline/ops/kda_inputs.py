@@ -65,9 +65,13 @@ def _rows(shape: tuple[int, ...], family: str, gen: torch.Generator) -> torch.Te
 
 
 def _weights(size: dict[str, int], family: str, gen: torch.Generator) -> Values:
-    shift = {"long_memory": -8.0, "fast_decay": 8.0}.get(family, 0.0)
-    spread = 0.5 if shift else 1.0  # rg + dt_bias stays on one side
-    slopes = 1 + 15 * torch.rand((size["heads"],), generator=gen, device=gen.device)
+    heads = size["heads"]
+    shift = {"long_memory": -6.0, "fast_decay": 6.0}.get(family, 0.0)
+    # where the decay is to stay near one end: rg + dt_bias on one side, gates too flat to saturate altogether
+    spread, steepest = (0.5, 2) if shift else (1.0, 16)
+    # uniform in 1..steepest, one head in each of that many equal parts: steep and flat gates in every draw
+    parts = torch.arange(heads, device=gen.device) + torch.rand((heads,), generator=gen, device=gen.device)
+    slopes = 1 + (steepest - 1) * parts / heads
     return {
         "conv_w": normal((size["channels"], TAPS + 1), gen, (TAPS + 1) ** -0.5),
         "f_b": _on_grid(normal((size["width"], RANK), gen, RANK**-0.5 * spread), GATE_GRID),

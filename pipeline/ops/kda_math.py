@@ -67,6 +67,11 @@ class Tokens:
     gate: torch.Tensor
 
 
+def _by_head(x: torch.Tensor, *heads: int) -> torch.Tensor:
+    """The last dimension as `heads` and what is left of it."""
+    return x.reshape(*x.shape[:-1], *heads, -1)
+
+
 def f_a_columns(p: torch.Tensor, width: int, rank: int) -> torch.Tensor:
     """The gate's low-rank columns of rows [..., N]: [..., r]."""
     return p[..., 4 * width : 4 * width + rank]
@@ -86,7 +91,7 @@ def convolve(history: torch.Tensor, conv_w: torch.Tensor) -> torch.Tensor:
 
 def decay(rg: torch.Tensor, weights: Weights, lower_bound: float) -> torch.Tensor:
     """D [..., H, d / H], within (exp(lower_bound), 1), of rg [..., d]."""
-    x = (rg + weights.dt_bias).unflatten(-1, (weights.heads, -1)) * weights.a_log.exp().unsqueeze(-1)
+    x = _by_head(rg + weights.dt_bias, weights.heads) * weights.a_log.exp().unsqueeze(-1)
     return torch.exp(lower_bound * torch.sigmoid(x))
 
 
@@ -105,14 +110,14 @@ def prepare(
     """
     width, heads, rank = weights.width, weights.heads, weights.f_b.shape[1]
     history = torch.cat([taps, p[..., : 3 * width].mT], dim=-1)
-    q, k, v = convolve(history, weights.conv_w).unflatten(-1, (3, heads, -1)).unbind(-3)
+    q, k, v = _by_head(convolve(history, weights.conv_w), 3, heads).unbind(-3)
     tokens = Tokens(
         q=unit(q, constants.eps_qk) * constants.scale,
         k=unit(k, constants.eps_qk),
         v=v,
         decay=decay(rg, weights, constants.lower_bound),
         strength=torch.sigmoid(p[..., 4 * width + rank : 4 * width + rank + heads]),
-        gate=torch.sigmoid(p[..., 3 * width : 4 * width]).unflatten(-1, (heads, -1)),
+        gate=_by_head(torch.sigmoid(p[..., 3 * width : 4 * width]), heads),
     )
     return tokens, history
 
@@ -135,8 +140,8 @@ def delta_step(
 def recurrence(state: torch.Tensor, tokens: Tokens) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """o [..., H, v] and the state [..., H, v, k] after each token, in order."""
     for t in range(tokens.q.shape[-3]):
-        vectors = (x[..., t, :, :] for x in (tokens.q, tokens.k, tokens.v, tokens.decay))
-        out, state = delta_step(state, *vectors, tokens.strength[..., t, :])
+        q, k, v, decay = (x[..., t, :, :] for x in (tokens.q, tokens.k, tokens.v, tokens.decay))
+        out, state = delta_step(state, q, k, v, decay, tokens.strength[..., t, :])
         yield out, state
 
 
