@@ -5,43 +5,61 @@
     l_s = (sum_c V_s[c] w_norm[c] w_query[c]) * rsqrt(mean_c V_s[c]^2 + eps);  a = softmax(l)
     mix = sum_s a_s V_s;  out = bf16(mix * rsqrt(mean(mix^2) + eps_out) * w_out)
 
-The `final` variant rounds mix to bf16 before the norm; `prefix_only` has no delta.
+The `final` variant rounds mix to bf16 before the norm; `prefix_only` has no delta: p = prefix. With aux=yes the call
+also stores a copy of p, which a drafter reads. The slot that a call writes is not one that it mixes: write_idx >= nb.
+Slots from nb on may hold anything, inf included. Before attention nb = ceil(i/12) in layer i, and every twelfth layer
+writes slot i/12; after attention nothing is written; `final` ends the step with nb = 8. Source: k3_decode §2.2, §3.3,
+§3.4. Not covered: a delta that arrives in a mailbox, the all-reduce before it (oproj_allreduce_residual).
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from kgen.contract.families import generator, normal, rows
+from kgen.contract.families import generator, rows
 from kgen.contract.op import Cost, Family, Op, StockFn, Values
 from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
+from kgen.ops import attn_res_math
+from kgen.ops.attn_res_math import (
+    DEPTH_FAMILIES,
+    EPSILONS,
+    GROWING_STEPS,
+    NB,
+    SWEPT_DEPTHS,
+    VECTORS,
+    Rounding,
+    depth,
+    draw,
+    mixed,
+    nearest,
+    same_bits,
+    steps_to_grow,
+    tensor,
+    unrounded,
+)
 from kgen.ops.pack import ATTN_RES_SLOTS, HIDDEN, PACK, RMS_EPS
 from kgen.records import Problem
 
 WITH_DELTA = ("delta", "final")
 
 
-def _evaluate(values: Values, variant: str, rounded: bool, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The formulas above in `dtype`. Returns out, prefix and blocks in `dtype`."""
+def _evaluate(values: Values, variant: str, r: Rounding, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and p in `dtype`."""
+    p = tensor(values, "prefix").to(dtype)
+    if variant in WITH_DELTA:
+        p = r(p + tensor(values, "delta").to(dtype))
+    return mixed(p, values, r, round_mix=variant == "final"), p
 
-    def r(x: torch.Tensor) -> torch.Tensor:
-        return x.to(torch.bfloat16).to(dtype) if rounded else x
 
-    t = {k: v.to(dtype) for k, v in values.items() if isinstance(v, torch.Tensor)}
-    nb, write = int(values["nb"]), int(values["write_idx"])
-    p = r(t["prefix"] + t["delta"]) if variant in WITH_DELTA else t["prefix"]
-    blocks = t["blocks"].clone()
-    sources = torch.cat([blocks[:, :nb], p[:, None]], dim=1)
+def _results(values: Values, problem: Problem, out: torch.Tensor, p: torch.Tensor) -> dict[str, torch.Tensor]:
+    """All outputs and states, in the dtype of p; `blocks` is the very input where no slot is written."""
+    blocks, write = tensor(values, "blocks"), int(values["write_idx"])
+    blocks = blocks.to(p.dtype)
     if write >= 0:
-        blocks[:, write] = p
-    scale = torch.rsqrt(sources.square().mean(-1) + float(values["eps"]))
-    logits = (sources * (t["w_norm"] * t["w_query"])).sum(-1) * scale
-    mix = (torch.softmax(logits, dim=1)[..., None] * sources).sum(1)
-    if variant == "final":
-        mix = r(mix)
-    out = r(mix * torch.rsqrt(mix.square().mean(-1, keepdim=True) + float(values["eps_out"])) * t["w_out"])
-    return {"out": out, "prefix": p, "blocks": blocks}
+        blocks = torch.cat([blocks[:, :write], p[:, None], blocks[:, write + 1 :]], dim=1)
+    aux = {"aux": p} if problem.axes["aux"] == "yes" else {}
+    return {"out": out, "prefix": p, "blocks": blocks, **aux}
 
 
 class AttnRes(Op):
@@ -54,18 +72,18 @@ class AttnRes(Op):
         TensorSpec("prefix", "bf16", ("tokens", "hidden"), Role.STATE, "running sum in this block", exact=True),
         TensorSpec("delta", "bf16", ("tokens", "hidden"), Role.IN, "pending addend", only=("variant", WITH_DELTA)),
         TensorSpec("blocks", "bf16", ("tokens", "slots", "hidden"), Role.STATE, "block snapshots", exact=True),
-        TensorSpec("w_norm", "bf16", ("hidden",), Role.WEIGHT, "norm weights of the sources"),
-        TensorSpec("w_query", "bf16", ("hidden",), Role.WEIGHT, "query vector"),
-        TensorSpec("w_out", "bf16", ("hidden",), Role.WEIGHT, "norm weights of the result"),
+        *VECTORS,
         TensorSpec("out", "bf16", ("tokens", "hidden"), Role.OUT, "normed mix"),
+        TensorSpec(
+            "aux", "bf16", ("tokens", "hidden"), Role.OUT, "copy of the new prefix", exact=True, only=("aux", ("yes",))
+        ),
     )
     scalars: ClassVar = (
-        ScalarSpec("nb", "i32", "finished blocks to mix, 0..slots", 1, other=0),
-        ScalarSpec("write_idx", "i32", "slot to snapshot into, -1: none", -1, other=0),
-        ScalarSpec("eps", "f32", "added to the mean square of a source", RMS_EPS, other=1.0),
-        ScalarSpec("eps_out", "f32", "added to the mean square of the mix", RMS_EPS, other=1.0),
+        NB,
+        ScalarSpec("write_idx", "i32", "slot to snapshot into, nb..slots-1; -1: none", -1, other=1),
+        *EPSILONS,
     )
-    axes: ClassVar = {"variant": ("delta", "prefix_only", "final")}
+    axes: ClassVar = {"variant": ("delta", "prefix_only", "final"), "aux": ("no", "yes")}
     families: ClassVar = (
         Family("normal", "unit normal rows, half of the slots used"),
         Family("outlier", "one channel in 256 times 30"),
@@ -73,57 +91,79 @@ class AttnRes(Op):
         Family("tiny", "rows times 2^-40"),
         Family("denormal", "rows times 2^-128: bf16 denormals"),
         Family("large", "rows times 2^10"),
-        Family("no_blocks", "nb = 0: the mix is the row itself"),
-        Family("all_blocks", "every slot mixed"),
+        Family("signed_zero", "half of the values are -0: -0 + -0 stays -0 in prefix"),
+        Family("unused_inf", "slots that are not mixed hold inf, which must not even be multiplied by zero"),
+        *DEPTH_FAMILIES,
         Family("write", "snapshot into the first free slot, which is not mixed in this call"),
-        Family("growing", "64 steps on one state, rms growing 1 to 30", steps=64),
+        Family("growing", "64 steps on one state, rms growing 1 to 30, as over the layers", steps=GROWING_STEPS),
+        Family("model_order", "18 steps: nb grows, every second call snapshots what the next one mixes", steps=18),
     )
+    scenarios: ClassVar = (*SWEPT_DEPTHS, Family("nb4_write", "nb = 4 with a snapshot"))
+    sweep: ClassVar = {
+        "tokens": "1-8, 16, 32, 64; 12, 24 and 48 padded",
+        "nb": "0, 2, 4, 6, 8",
+        "write": "off; on at nb = 4",
+        "L2": "cold",
+    }
+    shared: ClassVar = (attn_res_math,)
     floor: ClassVar = 2.5e-3
     chain: ClassVar = None
     mutable_inputs: ClassVar = ("prefix", "delta")
 
     def inputs(self, problem: Problem, family: str, seed: int, device: str) -> Values:
         size, gen = self.sizes(problem), generator(seed, device)
-        tokens, hidden, slots = size["tokens"], size["hidden"], size["slots"]
-        values: Values = {
-            "prefix": rows((tokens, hidden), family, gen),
-            "blocks": rows((tokens * slots, hidden), family, gen).reshape(tokens, slots, hidden),
-            "w_norm": 1 + normal((hidden,), gen, 0.25),
-            "w_query": normal((hidden,), gen, 2 * hidden**-0.5),  # scores of a few units: no source drowns the others
-            "w_out": 1 + normal((hidden,), gen, 0.1),
-        }
+        drawn = draw(size, family, gen)
         if problem.axes["variant"] in WITH_DELTA:
-            values["delta"] = rows((tokens, hidden), family, gen)
-        values = {k: v.to(torch.bfloat16) for k, v in values.items()}  # type: ignore[union-attr]
-        nb = {"no_blocks": 0, "all_blocks": slots}.get(family, slots // 2)
-        write = nb if family == "write" else -1
+            delta = rows((size["tokens"], size["hidden"]), family, gen)
+            drawn["delta"] = delta * steps_to_grow() if family == "growing" else delta
+        nb, write = _depth_and_write(family, size["slots"], seed)
+        values: Values = {k: v.to(torch.bfloat16) for k, v in drawn.items()}
         return {**values, "nb": nb, "write_idx": write, "eps": RMS_EPS, "eps_out": RMS_EPS}
 
     def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:
         variant = problem.axes["variant"]
-        evaluate = compile(_evaluate, dynamic=False) if compile else _evaluate
+        evaluate: Callable[..., Any] = compile(_evaluate, dynamic=False) if compile else _evaluate
 
         def run(values: Values) -> dict[str, torch.Tensor]:
-            got = evaluate(values, variant, True, torch.float32)
-            return {k: v.to(torch.bfloat16) for k, v in got.items()}  # type: ignore[attr-defined]
+            out, p = evaluate(values, variant, nearest, torch.float32)
+            got = _results(values, problem, out.to(torch.bfloat16), p.to(torch.bfloat16))
+            # an engine keeps blocks in place: a timed call does not pay for a copy, others may write into what they get
+            return got if compile else {**got, "blocks": got["blocks"].clone()}
 
         return run
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
-        return _evaluate(values, problem.axes["variant"], rounded, torch.float64)
+        r = nearest if rounded else unrounded
+        return _results(values, problem, *_evaluate(values, problem.axes["variant"], r, torch.float64))
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
-        before, write = values["blocks"], int(values["write_idx"])
-        same = (got["blocks"] == before).flatten(2).all(-1)  # type: ignore[operator]
-        untouched = [s for s in range(same.shape[1]) if s != write]
+        """Block slots that the call does not write stay byte for byte what they were."""
+        same = same_bits(tensor(values, "blocks"), got["blocks"]).flatten(2).all(-1)
+        untouched = [s for s in range(same.shape[1]) if s != int(values["write_idx"])]
         return [] if bool(same[:, untouched].all()) else ["a block slot that was not written to has changed"]
 
     def cost(self, problem: Problem) -> Cost:
+        return self._cost(problem, self.sizes(problem)["slots"] // 2, write=False)
+
+    def cost_of(self, problem: Problem, values: Values) -> Cost:
+        """With these nb and write_idx."""
+        return self._cost(problem, int(values["nb"]), int(values["write_idx"]) >= 0)
+
+    def _cost(self, problem: Problem, nb: int, write: bool) -> Cost:
         s = self.sizes(problem)
-        sources = s["slots"] // 2 + 1
-        with_delta = 1 if problem.axes["variant"] in WITH_DELTA else 0
-        rows_moved = s["tokens"] * (sources + with_delta + 2)  # read sources and delta; write prefix and out
+        updates = 2 if problem.axes["variant"] in WITH_DELTA else 0  # read delta, write prefix
+        copies = int(write) + (problem.axes["aux"] == "yes")
+        rows_moved = s["tokens"] * (nb + 1 + updates + 1 + copies)  # read blocks and prefix; write out
         return Cost(
             bytes=2 * s["hidden"] * (rows_moved + 3),
-            flops=s["tokens"] * s["hidden"] * (4 * sources + 10),
+            flops=s["tokens"] * s["hidden"] * (4 * (nb + 1) + 10),
         )
+
+
+def _depth_and_write(family: str, slots: int, seed: int) -> tuple[int, int]:
+    """nb and write_idx; `model_order` walks them with the seed, which counts up from step to step."""
+    if family == "model_order":
+        nb, plain = divmod(seed % (2 * (slots + 1)), 2)
+        return nb, -1 if plain or nb == slots else nb
+    nb = depth(family, slots)
+    return nb, nb if family.endswith("write") and nb < slots else -1
