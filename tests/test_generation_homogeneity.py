@@ -71,6 +71,9 @@ def test_rare_cells_are_pooled() -> None:
     assert result.freedom == 2 and result.statistic == pytest.approx(0)
     # a pool that is still rare joins the smallest of the others: expected 54 44 2 gives 54 46
     assert fits([54, 46, 0], [0.54, 0.44, 0.02], 0.05).statistic == pytest.approx(0)
+    # 10 of 1010 in the second: about 9, 0.5 and 0.5 expected there make one cell, whichever comes first
+    assert same_distribution([900, 50, 50], [9, 1, 0], 0.05).freedom == 0
+    assert same_distribution([9, 1, 0], [900, 50, 50], 0.05).freedom == 0
     # cells that both samples lack do not count
     assert same_distribution([30, 20, 0, 0], [20, 30, 0, 0], 0.05).freedom == 1
 

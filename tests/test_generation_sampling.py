@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kgen.model.generation.homogeneity import fits, same_distribution
 from kgen.model.generation.philox import philox, random_halves
-from kgen.model.generation.sampling import Sampling, SamplingRows, draw, probabilities
+from kgen.model.generation.sampling import Sampling, SamplingRows, draw, probabilities, scaled
 
 INF, NAN = math.inf, math.nan
 ALPHA = 1e-3  # the seeds are fixed, so a test passes always or never
@@ -71,6 +71,15 @@ def test_the_random_numbers_are_uniform_and_each_is_independent_of_the_next() ->
             pairs = Counter(pairwise(bins))
             counts = [pairs[a, b] for a in range(16) for b in range(16)]
             assert fits(counts, [1 / 256] * 256, ALPHA).same
+
+
+@given(
+    total=st.one_of(st.integers(0, 2**58), st.sampled_from([1, 2**31 - 1, 2**31, 2**58])),
+    halves=st.tuples(*[st.one_of(st.integers(0, 2**31 - 1), st.just(2**31 - 1))] * 2),
+)
+def test_scaling_by_the_random_number_is_exact(total: int, halves: tuple[int, int]) -> None:
+    first, second = halves
+    assert int(scaled(steps(total), steps(first), steps(second))) == (total * (first * 2**31 + second)) >> 62
 
 
 def reference(logits: list[float], sampling: Sampling, step: int) -> int:
@@ -213,7 +222,7 @@ HALVES = logs(0.5, 0.25, 0.125, 0.125)
     ("top_p", "expected"),
     [
         (0.01, [1, 0, 0, 0]),  # the likeliest always stays
-        (0.5, [1, 0, 0, 0]),  # reached exactly: no more
+        (0.5, [1, 0, 0, 0]),
         (0.5000001, [2 / 3, 1 / 3, 0, 0]),
         (0.75, [2 / 3, 1 / 3, 0, 0]),
         (0.8, [4 / 7, 2 / 7, 1 / 7, 0]),  # of two equal ones the lower id
@@ -223,6 +232,12 @@ HALVES = logs(0.5, 0.25, 0.125, 0.125)
 )
 def test_top_p_by_hand(top_p: float, expected: list[float]) -> None:
     assert chances(HALVES, temperature=1.0, top_p=top_p) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.751, 4), (1.0, 4)])
+def test_top_p_that_is_reached_exactly_needs_no_more(top_p: float, kept: int) -> None:
+    flat = torch.zeros(1, 4)  # its weights are exact, those of logarithms are not
+    assert chances(flat, temperature=1.0, top_p=top_p) == [round(1 / kept, 9)] * kept + [0.0] * (4 - kept)
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,9 @@ def _fraction(a: float, x: float) -> float:
 
 
 def _pooled(expected: Sequence[float]) -> list[list[int]]:
-    """Indices of the cells of the test: those expected at least RARE times alone, the others together; none empty."""
+    """Indices of the cells of the test: those expected at least RARE times alone, the others together."""
     cells = [[i] for i, e in enumerate(expected) if e >= RARE]
-    rare = [i for i, e in enumerate(expected) if 0 < e < RARE]
+    rare = [i for i, e in enumerate(expected) if e < RARE]
     if not rare:
         return cells
     if cells and math.fsum(expected[i] for i in rare) < RARE:

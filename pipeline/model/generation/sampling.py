@@ -26,7 +26,7 @@ import torch
 
 from kgen.model.generation.philox import random_halves
 
-WEIGHT_ONE = 2**40  # of the likeliest token: a vocabulary of 2^18 sums to at most 2^58, see _scaled
+WEIGHT_ONE = 2**40  # of the likeliest token: a vocabulary of 2^18 sums to at most 2^58, see scaled
 LARGEST_VOCABULARY = 2**18
 HALF = 31  # bits of a random half
 LARGEST = torch.finfo(torch.float32).max
@@ -104,7 +104,7 @@ def draw(
     cumulative = _weights(values, rows).cumsum(-1)
     total = cumulative[:, -1:]
     first, second = random_halves(rows.seed, step.unsqueeze(-1))
-    token = (cumulative <= _scaled(total, first, second)).sum(-1, keepdim=True)
+    token = (cumulative <= scaled(total, first, second)).sum(-1, keepdim=True)
     return torch.where(total > 0, token, -1).squeeze(-1)
 
 
@@ -158,8 +158,8 @@ def _filtered(values: torch.Tensor, weights: torch.Tensor, rows: SamplingRows) -
     return torch.zeros_like(weights).scatter(-1, order, torch.where(kept, ranked, 0))
 
 
-def _scaled(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """floor(total * u) of u = first / 2^31 + second / 2^62, without leaving 63 bits: total <= 2^58."""
+def scaled(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """floor(total * u) of u = first / 2^31 + second / 2^62, all int64; total <= 2^58 keeps it within 63 bits."""
     high, low = total >> HALF, total & (2**HALF - 1)
     carried = (high * second + low * first + ((low * second) >> HALF)) >> HALF
     result: torch.Tensor = high * first + carried
