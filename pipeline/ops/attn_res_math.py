@@ -7,6 +7,7 @@
 families have in common. Not here: where p comes from, which differs by op.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -97,6 +98,6 @@ def depth(family: str, slots: int) -> int:
     return {"no_blocks": 0, "all_blocks": slots}.get(family, slots // 2)
 
 
-def steps_to_grow(start: float = 1.0) -> float:
-    """The rms of independent rows that take a sum from `start` to GROWN in GROWING_STEPS."""
-    return ((GROWN**2 - start**2) / GROWING_STEPS) ** 0.5
+def steps_to_grow() -> float:
+    """The rms of independent rows that take a sum from rms 1 to GROWN in GROWING_STEPS."""
+    return math.sqrt((GROWN**2 - 1) / GROWING_STEPS)
