@@ -9,7 +9,6 @@ stand side by side in `lat` and `lse` (dim `ranks`): one GPU plays all of them, 
 take the same place. Source: k3_decode §2.4. Not covered: the exchange itself, and making the rows (mla_decode lse=yes).
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,19 @@ from kgen.contract.families import generator, normal, rows
 from kgen.contract.op import Cost, Family, Op, StockFn, Values
 from kgen.contract.tensors import Role, TensorSpec
 from kgen.ops import mla_math
-from kgen.ops.mla_math import EMPTY_LSE, LATENT, SIZES, VALUE, merge, rounding, stock_value, tensor, value_gate
+from kgen.ops.mla_math import (
+    EMPTY_LSE,
+    LATENT,
+    SIZES,
+    VALUE,
+    Compile,
+    fused,
+    merge,
+    rounding,
+    stock_value,
+    tensor,
+    value_gate,
+)
 from kgen.ops.pack import PACK
 from kgen.records import Problem
 
@@ -90,14 +101,12 @@ class MlaDcpMerge(Op):
         token = torch.arange(tokens, device=gen.device).expand(ranks, -1)
         return token % 2 == 0 if family == "all_empty" else token < 0
 
-    def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:
-        join = compile(_merge, dynamic=False) if compile else _merge
-        gate = compile(_gate, dynamic=False) if compile else _gate
+    def stock(self, problem: Problem, compile: Compile = None) -> StockFn:
+        join, gate = fused(_merge, compile), fused(_gate, compile)
 
         def run(values: Values) -> dict[str, torch.Tensor]:
-            lat = join(values["lat"], values["lse"])
-            value = stock_value(lat, tensor(values, "w_uv"))  # type: ignore[arg-type]
-            return {"y": gate(value, values["p"])}  # type: ignore[dict-item]
+            lat = join(tensor(values, "lat"), tensor(values, "lse"))
+            return {"y": gate(stock_value(lat, tensor(values, "w_uv")), tensor(values, "p"))}
 
         return run
 

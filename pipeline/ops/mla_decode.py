@@ -15,7 +15,6 @@ valid block id. Scores and sums in float32 or better, softmax weights in bf16 or
 floor). Source: k3_decode §2.4, §3.3. Not covered: prefix sharing between requests, other page sizes than the dims'.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -34,7 +33,10 @@ from kgen.ops.mla_math import (
     PAGED,
     ROW,
     SM_SCALE,
+    Compile,
     attend,
+    fused,
+    number,
     rounding,
     rows_seen,
     tensor,
@@ -131,9 +133,8 @@ class MlaDecode(Op):
     def inputs(self, problem: Problem, family: str, seed: int, device: str) -> Values:
         return mla_paged.draw(problem, self.sizes(problem), family, generator(seed, device), seed)
 
-    def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:
-        parts = (_readable, _weigh, _finish)
-        readable, weigh, finish = (compile(f, dynamic=False) for f in parts) if compile else parts
+    def stock(self, problem: Problem, compile: Compile = None) -> StockFn:
+        readable, weigh, finish = fused(_readable, compile), fused(_weigh, compile), fused(_finish, compile)
         q, heads, page = (self._q(problem), *(self.sizes(problem)[n] for n in ("heads", "page")))
 
         def run(values: Values) -> dict[str, torch.Tensor]:
@@ -148,13 +149,11 @@ class MlaDecode(Op):
             for first in range(0, table.shape[1], step):
                 ids = table[:, first : first + step].long()
                 position = first * page + torch.arange(ids.shape[1] * page, device=query.device)
-                keys: torch.Tensor = readable(cache[ids].flatten(1, 2), position < limit)  # type: ignore[assignment]
+                keys = readable(cache[ids].flatten(1, 2), position < limit)
                 scores = _matmul(rows, keys.transpose(1, 2))
-                weights, best, total, decay = weigh(  # type: ignore[misc]
-                    scores, position < ends, best, total, values["sm_scale"]
-                )
+                weights, best, total, decay = weigh(scores, position < ends, best, total, number(values, "sm_scale"))
                 mixed = mixed * decay[..., None] + _matmul(weights, keys[..., :LATENT])
-            lat, lse = finish(mixed, best, total, values["out_scale"])  # type: ignore[misc]
+            lat, lse = finish(mixed, best, total, number(values, "out_scale"))
             return self._outputs(problem, lat.view(-1, heads, LATENT), lse.view(-1, heads))
 
         return run
@@ -165,11 +164,11 @@ class MlaDecode(Op):
         seen = rows_seen(lengths, q, int(values["shard"]), int(values["shards"]))
         by_request = widened(query).view(-1, q, *query.shape[1:])
         parts = [
-            attend(rows, cache, blocks, limits, float(values["sm_scale"]))
+            attend(rows, cache, blocks, limits, number(values, "sm_scale"))
             for rows, blocks, limits in zip(by_request, table, seen, strict=True)
         ]
         lat, lse = (torch.cat(both) for both in zip(*parts, strict=True))
-        return self._outputs(problem, rounding(rounded)(lat * float(values["out_scale"])), lse)
+        return self._outputs(problem, rounding(rounded)(lat * number(values, "out_scale")), lse)
 
     def _q(self, problem: Problem) -> int:
         return int(problem.axes["q"])

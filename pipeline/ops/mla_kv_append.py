@@ -12,7 +12,6 @@ Judging: the rows written are judged by the format's rule among themselves (a ru
 diluted by what nobody wrote), all others by their bytes; both are hard rules. Source: k3_decode §2.4.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -29,7 +28,10 @@ from kgen.ops.mla_math import (
     LATENT,
     PAGED,
     ROW,
+    Compile,
     cast,
+    fused,
+    number,
     rms_norm,
     rounding,
     stored,
@@ -122,16 +124,23 @@ class MlaKvAppend(Op):
             slots = torch.cat([wanted, others])[:tokens]
         return slots
 
-    def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:
-        new_rows = compile(_new_rows, dynamic=False) if compile else _new_rows
+    def stock(self, problem: Problem, compile: Compile = None) -> StockFn:
+        new_rows = fused(_new_rows, compile)
         dtype, at = DTYPES[problem.axes["cache"]], self.sizes(problem)["kv_at"]
 
         def run(values: Values) -> dict[str, torch.Tensor]:
             cache, slots = tensor(values, "cache"), tensor(values, "slots")
-            row = new_rows(values["p"], values["w_kvn"], at, values["eps"], values["k_scale_inv"], dtype)
+            row = new_rows(
+                tensor(values, "p"),
+                tensor(values, "w_kvn"),
+                at,
+                number(values, "eps"),
+                number(values, "k_scale_inv"),
+                dtype,
+            )
             old = cache.reshape(-1, ROW).view(torch.uint8)
             new = torch.cat([old, old[:1]])  # one row more: what padding writes to
-            new[torch.where(slots < 0, old.shape[0], slots)] = row.view(torch.uint8)  # type: ignore[attr-defined]
+            new[torch.where(slots < 0, old.shape[0], slots)] = row.view(torch.uint8)
             return {"cache": new[:-1].view(dtype).view(cache.shape)}
 
         return run
@@ -139,8 +148,8 @@ class MlaKvAppend(Op):
     def _rows(self, problem: Problem, values: Values, rounded: bool) -> torch.Tensor:
         """float64 [tokens, 576]: what each token would write."""
         at, p = self.sizes(problem)["kv_at"], tensor(values, "p").double()
-        latent = rounding(rounded)(rms_norm(p[:, at : at + LATENT], tensor(values, "w_kvn"), float(values["eps"])))
-        row = torch.cat([latent, p[:, at + LATENT : at + ROW]], dim=-1) * float(values["k_scale_inv"])
+        latent = rounding(rounded)(rms_norm(p[:, at : at + LATENT], tensor(values, "w_kvn"), number(values, "eps")))
+        row = torch.cat([latent, p[:, at + LATENT : at + ROW]], dim=-1) * number(values, "k_scale_inv")
         return stored(row, problem, rounded)
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:

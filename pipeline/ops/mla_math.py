@@ -6,6 +6,7 @@ dims entry that differs only there; nothing below knows the number. Not here: in
 """
 
 import math
+import typing
 from collections.abc import Callable, Mapping
 
 import torch
@@ -29,6 +30,8 @@ BYTES: Mapping[str, int] = {"bf16": 2, "e4m3": 1}
 CHUNK_ROWS = 1 << 15  # cached rows that the float64 reference holds at a time: 150 MB
 
 Round = Callable[[torch.Tensor], torch.Tensor]
+Compile = Callable[..., Callable[..., object]] | None
+Function = typing.TypeVar("Function", bound=Callable[..., object])
 
 
 def _sizes(heads: int, q_lora: int) -> Mapping[str, int]:
@@ -62,6 +65,17 @@ def tensor(values: Values, name: str) -> torch.Tensor:
     value = values[name]
     assert isinstance(value, torch.Tensor), name
     return value
+
+
+def number(values: Values, name: str) -> float:
+    value = values[name]
+    assert not isinstance(value, torch.Tensor), name
+    return value
+
+
+def fused(function: Function, compile: Compile) -> Function:
+    """An element-wise part of a stock path, compiled where an engine would have it fused."""
+    return typing.cast(Function, compile(function, dynamic=False)) if compile else function
 
 
 def unrounded(x: torch.Tensor) -> torch.Tensor:

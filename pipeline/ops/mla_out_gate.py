@@ -9,7 +9,6 @@ with q tokens a request repeats the request's length q times. Accumulation is fl
 §2.4. Not covered: several shards of the context (mla_dcp_merge).
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from kgen.contract.families import generator, normal, rows
 from kgen.contract.op import Cost, Family, Op, StockFn, Values
 from kgen.contract.tensors import Role, TensorSpec
 from kgen.ops import mla_math
-from kgen.ops.mla_math import LATENT, SIZES, VALUE, rounding, stock_value, tensor, value_gate
+from kgen.ops.mla_math import LATENT, SIZES, VALUE, Compile, fused, rounding, stock_value, tensor, value_gate
 from kgen.ops.pack import PACK
 from kgen.records import Problem
 
@@ -77,12 +76,12 @@ class MlaOutGate(Op):
         values = {k: v.to(torch.bfloat16) for k, v in (("lat", lat), ("w_uv", w_uv), ("p", p))}
         return {**values, "lengths": lengths.to(torch.int32)}
 
-    def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:
-        gate = compile(_gate, dynamic=False) if compile else _gate
+    def stock(self, problem: Problem, compile: Compile = None) -> StockFn:
+        gate = fused(_gate, compile)
 
         def run(values: Values) -> dict[str, torch.Tensor]:
             value = stock_value(tensor(values, "lat"), tensor(values, "w_uv"))
-            return {"y": gate(value, values["p"], values["lengths"])}  # type: ignore[dict-item]
+            return {"y": gate(value, tensor(values, "p"), tensor(values, "lengths"))}
 
         return run
 

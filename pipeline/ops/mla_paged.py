@@ -37,7 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("large", "scores of some hundreds: exp() overflows without the maximum"),
     Family("negative", "all scores far below zero: a maximum that starts at 0 loses everything"),
     Family("scaled", "scales of query and cache that are not 1"),
-    Family("sharded", "every 8th row of longer contexts, some of them shorter than 8: some tokens see nothing"),
+    Family("sharded", "every 8th row of longer contexts, every fourth of q rows only: there some tokens see nothing"),
     Family("long", "1024 rows each"),
 )
 CONTEXTS: Mapping[str, int] = {
@@ -74,7 +74,6 @@ def draw(problem: Problem, sizes: Mapping[str, int], family: str, gen: torch.Gen
     if family == "dominant":
         at = (torch.rand(lengths.shape, generator=gen, device=gen.device) * (lengths - q + 1)).long()
         cache.view(-1, ROW)[_flat(table, at[:, None], page)] = (4 * push).to(dtype)
-    shards = SHARDS if family == "sharded" else 1
     if family in ("garbage", "empty"):
         _poison(cache, table, rows_seen(lengths, q, 0, 1)[:, -1])
     return {
@@ -84,8 +83,8 @@ def draw(problem: Problem, sizes: Mapping[str, int], family: str, gen: torch.Gen
         "lengths": lengths.to(torch.int32),
         "sm_scale": SM_SCALE / (scaled * scaled),
         "out_scale": 0.6875 if family in ROUNDED else 1.0,
-        "shard": seed % shards,
-        "shards": shards,
+        "shard": 1 + seed % (SHARDS - 1) if family == "sharded" else 0,
+        "shards": SHARDS if family == "sharded" else 1,
     }
 
 
@@ -104,7 +103,7 @@ def _lengths(family: str, requests: int, q: int, gen: torch.Generator) -> torch.
     else:
         low, high = (1, SHARDS * CONTEXT // 10) if family == "sharded" else (TYPICAL // 2, 3 * TYPICAL // 2)
         lengths = torch.randint(low, high, (requests,), generator=gen, device=gen.device)
-        lengths = torch.where(order % 4 == 3, lengths % SHARDS, lengths) if family == "sharded" else lengths
+        lengths = torch.where(order % 4 == 3, q, lengths) if family == "sharded" else lengths
     none = (order % 3 == 2) if family == "uneven" else lengths == 0
     return torch.where(none, 0, lengths.clamp_min(q))
 
@@ -137,7 +136,7 @@ def _row_law(family: str, push: torch.Tensor, gen: torch.Generator) -> tuple[tor
 
 
 def _fill(cache: torch.Tensor, factor: torch.Tensor, addend: torch.Tensor, gen: torch.Generator) -> None:
-    for part in cache.split(max(1, FILL_ROWS // cache.shape[1])):
+    for part in torch.split(cache, max(1, FILL_ROWS // cache.shape[1])):
         part.copy_(normal(tuple(part.shape), gen) * factor + addend)
 
 

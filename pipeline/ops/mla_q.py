@@ -10,7 +10,6 @@ deployment has no scale). Accumulation is float32 or better. `p` is the projecte
 this op reads its first q_lora columns. Source: k3_decode §2.4. Not covered: the cache write (mla_kv_append).
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -21,7 +20,22 @@ from kgen.contract.op import Cost, Family, Op, StockFn, Values
 from kgen.contract.rules import Codes
 from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
 from kgen.ops import mla_math
-from kgen.ops.mla_math import BYTES, CACHES, DTYPES, NOPE, ROW, SIZES, cast, rms_norm, rounding, stored, tensor
+from kgen.ops.mla_math import (
+    BYTES,
+    CACHES,
+    DTYPES,
+    NOPE,
+    ROW,
+    SIZES,
+    Compile,
+    cast,
+    fused,
+    number,
+    rms_norm,
+    rounding,
+    stored,
+    tensor,
+)
 from kgen.ops.pack import PACK, RMS_EPS
 from kgen.records import Problem
 
@@ -89,27 +103,26 @@ class MlaQ(Op):
         scale = {"scaled": 1.375, "saturated": 300.0}.get(family, 1.0)
         return {**{k: v.to(torch.bfloat16) for k, v in values.items()}, "eps": RMS_EPS, "q_scale_inv": scale}
 
-    def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:
-        norm = compile(_norm, dynamic=False) if compile else _norm
-        store = compile(_store, dynamic=False) if compile else _store
+    def stock(self, problem: Problem, compile: Compile = None) -> StockFn:
+        norm, store = fused(_norm, compile), fused(_store, compile)
         dtype = DTYPES[problem.axes["cache"]]
 
         def run(values: Values) -> dict[str, torch.Tensor]:
             p, w_uk = tensor(values, "p"), tensor(values, "w_uk")
-            qc = norm(p, values["w_qn"], values["eps"])
-            full = F.linear(qc, tensor(values, "w_qb")).view(p.shape[0], w_uk.shape[0], -1)  # type: ignore[arg-type]
+            qc = norm(p, tensor(values, "w_qn"), number(values, "eps"))
+            full = F.linear(qc, tensor(values, "w_qb")).view(p.shape[0], w_uk.shape[0], -1)
             ql = torch.bmm(full[..., :NOPE].transpose(0, 1), w_uk).transpose(0, 1)
-            return {"query": store(ql, full[..., NOPE:], values["q_scale_inv"], dtype)}  # type: ignore[dict-item]
+            return {"query": store(ql, full[..., NOPE:], number(values, "q_scale_inv"), dtype)}
 
         return run
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
         r = rounding(rounded)
         p, w_qn, w_qb, w_uk = (tensor(values, n).double() for n in ("p", "w_qn", "w_qb", "w_uk"))
-        qc = r(rms_norm(p[:, : w_qn.shape[0]], w_qn, float(values["eps"])))
-        full = r(qc @ w_qb.T).unflatten(1, (w_uk.shape[0], -1))
+        qc = r(rms_norm(p[:, : w_qn.shape[0]], w_qn, number(values, "eps")))
+        full = r(qc @ w_qb.T).view(p.shape[0], w_uk.shape[0], -1)
         ql = r(torch.einsum("bhn,hnl->bhl", full[..., :NOPE], w_uk))
-        query = torch.cat([ql, full[..., NOPE:]], dim=-1) * float(values["q_scale_inv"])
+        query = torch.cat([ql, full[..., NOPE:]], dim=-1) * number(values, "q_scale_inv")
         return {"query": stored(query, problem, rounded)}
 
     def cost(self, problem: Problem) -> Cost:
