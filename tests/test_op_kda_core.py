@@ -1,7 +1,6 @@
-"""kda_core: its formulas against plain Python, verify steps against single steps, its rules against wrong answers."""
+"""kda_core: stock and references on every family, rules against wrong answers, padding, points, costs, hash."""
 
 import functools
-import math
 import os
 import subprocess
 import sys
@@ -10,231 +9,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.kda import ALL_Q, OP, drawn, problem
 
-from kgen.contract import Family, Role, Values, relative_l2, selftest
+from kgen.contract import Family, Values, relative_l2, selftest
 from kgen.gates import judge
 from kgen.gates.rows import rows_of, with_tokens
 from kgen.gates.runner.buffers import guarded, same_bits
-from kgen.ops import kda_math
-from kgen.ops.kda_core import KdaCore, WorstSlot
-from kgen.ops.kda_inputs import HEAD, RANK, TAPS, constants_of, weights_of
+from kgen.ops.kda_core import KdaCore
+from kgen.ops.kda_inputs import HEAD
+from kgen.ops.kda_rules import WorstSlot
 from kgen.records import Problem
 
-OP = KdaCore()
-ALL_Q = [1, 4, 8]
 Tensors = dict[str, torch.Tensor]
-
-
-def problem(tokens: int, q: int = 1, dims: str = "nano") -> Problem:
-    return OP.problem(dims, tokens, "sm_90a", {"q": str(q)})
-
-
-def drawn(tokens: int, q: int = 1, family: str = "normal", seed: int = 3) -> tuple[Problem, Values]:
-    point = problem(tokens, q)
-    return point, OP.inputs(point, family, seed, "cpu")
+CASES = [pytest.param(q, f, id=f"q{q}-{f.name}") for q in ALL_Q for f in OP.families]
 
 
 def complaints(point: Problem, values: Values, got: Tensors, steps: int = 1) -> list[str]:
     rows = judge.judge_outputs(OP, point, values, got, judge.expected(OP, point, values), "", 0, steps)
     return [row.complaint for row in rows if row.complaint]
-
-
-# --- formulas
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-def by_hand(values: Values, row: int, slot: int, head: int) -> tuple[list[float], list[list[float]]]:
-    """y and S of one head of one token at q = 1, in Python floats, straight from the formulas."""
-    d = values["dt_bias"].numel()
-    p, taps = values["P"][row].tolist(), values["conv"][slot].tolist()
-    conv_w, f_b = values["conv_w"].tolist(), values["f_b"].tolist()
-
-    def z(part: int) -> list[float]:
-        found = []
-        for c in range(part * d + head * 128, part * d + head * 128 + 128):
-            x = sum(w * v for w, v in zip(conv_w[c], [*taps[c], p[c]], strict=True))
-            found.append(x * sigmoid(x))
-        return found
-
-    zq, zk, v = z(0), z(1), z(2)
-    q = [x / math.sqrt(sum(y * y for y in zq) + values["eps_qk"]) * values["scale"] for x in zq]
-    k = [x / math.sqrt(sum(y * y for y in zk) + values["eps_qk"]) for x in zk]
-    decay = []
-    for c in range(head * 128, head * 128 + 128):
-        rg = sum(a * b for a, b in zip(p[4 * d : 4 * d + 128], f_b[c], strict=True))
-        slope = math.exp(float(values["a_log"][head]))
-        decay.append(math.exp(values["lower_bound"] * sigmoid(slope * (rg + float(values["dt_bias"][c])))))
-    b = sigmoid(p[4 * d + 128 + head])
-    state = values["S"][slot, head].tolist()
-    out = []
-    for i in range(128):
-        state[i] = [s * x for s, x in zip(state[i], decay, strict=True)]
-        u = b * (v[i] - sum(s * x for s, x in zip(state[i], k, strict=True)))
-        state[i] = [s + u * x for s, x in zip(state[i], k, strict=True)]
-        out.append(sum(s * x for s, x in zip(state[i], q, strict=True)))
-    norm = 1 / math.sqrt(sum(o * o for o in out) / 128 + values["eps"])
-    gate = [sigmoid(g) for g in p[3 * d + head * 128 : 3 * d + head * 128 + 128]]
-    y = [o * norm * w * g for o, w, g in zip(out, values["w_onorm"].tolist(), gate, strict=True)]
-    return y, state
-
-
-@pytest.mark.parametrize("head", [0, 1])
-def test_one_token_agrees_with_the_formulas_in_python_floats(head: int) -> None:
-    point, values = drawn(2)
-    slot = int(values["slots"][1])
-    y, state = by_hand(values, 1, slot, head)
-    got = OP.reference(point, values, rounded=False)
-    assert got["y"][1, head * 128 : head * 128 + 128].tolist() == pytest.approx(y, rel=1e-9, abs=1e-12)
-    assert got["S"][slot, head].flatten().tolist() == pytest.approx(
-        [x for row in state for x in row], rel=1e-9, abs=1e-12
-    )
-    d = values["dt_bias"].numel()
-    shifted = [
-        [*old[1:], new] for old, new in zip(values["conv"][slot].tolist(), values["P"][1].tolist(), strict=False)
-    ]
-    assert len(shifted) == 3 * d
-    assert got["conv"][slot].tolist() == shifted
-
-
-def test_delta_step_on_numbers_worked_out_on_paper() -> None:
-    """S D = [[.5, .5], [1.5, 1]]; S k = [.7, 1.7]; u = .5 ([1, -1] - [.7, 1.7]) = [.15, -1.35]."""
-    x = [torch.tensor(v, dtype=torch.float64) for v in ([1.0, 0.0], [0.6, 0.8], [1.0, -1.0], [0.5, 0.25])]
-    state = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    out, new = kda_math.delta_step(state, *x, torch.tensor(0.5, dtype=torch.float64))
-    assert new.flatten().tolist() == pytest.approx([0.59, 0.62, 0.69, -0.08])
-    assert out.tolist() == pytest.approx([0.59, 0.69])
-
-
-@pytest.mark.parametrize(("strength", "kept"), [(1.0, 0.0), (0.0, 1.0)])
-def test_full_strength_stores_v_under_k_and_none_stores_nothing(strength: float, kept: float) -> None:
-    gen = torch.Generator().manual_seed(1)
-    state, k, v = (torch.randn(n, generator=gen, dtype=torch.float64) for n in ((6, 6), (6,), (6,)))
-    k = k / k.norm()
-    _, new = kda_math.delta_step(state, k, k, v, torch.ones(6, dtype=torch.float64), torch.tensor(strength).double())
-    want = kept * (state @ k) + (1 - kept) * v
-    assert (new @ k).tolist() == pytest.approx(want.tolist(), abs=1e-12)
-
-
-def test_convolution_weighs_the_newest_input_last() -> None:
-    history, conv_w = torch.tensor([[1.0, 2.0, 3.0, 4.0, 10.0]]), torch.tensor([[0.1, 0.2, 0.3, 0.4]])
-    got = kda_math.convolve(history, conv_w)
-    sums = [0.1 + 0.4 + 0.9 + 1.6, 0.2 + 0.6 + 1.2 + 4.0]
-    assert got.flatten().tolist() == pytest.approx([s * sigmoid(s) for s in sums], rel=1e-6)
-
-
-@pytest.mark.parametrize(("rg", "want"), [(0.0, math.exp(-2.5)), (1e4, math.exp(-5)), (-1e4, 1.0)])
-def test_decay_lies_between_the_lower_bound_and_one(rg: float, want: float) -> None:
-    one = torch.ones(1, dtype=torch.float64)
-    weights = kda_math.Weights(one, one[None], one.log(), one * 0, one)
-    assert float(kda_math.decay(one * rg, weights, -5.0)) == pytest.approx(want, rel=1e-12)
-
-
-def test_a_zero_vector_has_no_direction() -> None:
-    assert kda_math.unit(torch.zeros(4), 1e-6).tolist() == [0.0] * 4
-
-
-def test_a_sequence_in_two_parts_is_the_whole_sequence_and_float32_follows_float64() -> None:
-    _, values = drawn(16, family="warm")
-    rows, constants = values["P"], constants_of(values)
-
-    def run(dtype: torch.dtype, *parts: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        weights, ys = weights_of(values, dtype), []
-        taps, state = values["conv"][1].to(dtype), values["S"][1].to(dtype)
-        for part in parts:
-            y, taps, state = kda_math.sequence(rows[part].to(dtype), taps, state, weights, constants, rounded=True)
-            ys.append(y)
-        return torch.cat(ys), taps, state
-
-    whole = run(torch.float64, slice(0, 16))
-    halves = run(torch.float64, slice(0, 2), slice(2, 16))
-    single = run(torch.float32, slice(0, 16))
-    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-15) for a, b in zip(whole, halves, strict=True))
-    assert relative_l2(single[0], whole[0]) < 1e-4
-    assert relative_l2(single[2], whole[2]) < 1e-6
-    assert torch.equal(whole[1], rows[-TAPS:, : whole[1].shape[0]].double().mT)
-
-
-@pytest.mark.parametrize("family", ["normal", "outlier", "large", "long_memory"])
-def test_gate_sums_are_exact_in_float32_in_any_order(family: str) -> None:
-    _, values = drawn(8, family=family)
-    d = values["dt_bias"].numel()
-    f_a, f_b = values["P"][:, 4 * d : 4 * d + RANK], values["f_b"]
-    want = f_a.double() @ f_b.double().mT
-    total = torch.zeros_like(want, dtype=torch.float32)
-    for c in torch.randperm(RANK, generator=torch.Generator().manual_seed(2)).tolist():
-        total += f_a[:, c, None].float() * f_b[:, c].float()
-    assert torch.equal(total.double(), want)
-
-
-# --- verify steps
-
-
-def single_steps(
-    values: Values, row: int, taps: torch.Tensor, state: torch.Tensor, count: int, rounded: bool
-) -> Tensors:
-    """`count` steps of q = 1 on one request, from `row` on: y of each, and state and taps after the last."""
-    point = problem(1)
-    one: Values = {**{k: v for k, v in values.items() if k not in ("accepted", "slots")}}
-    one |= {"slots": torch.tensor([1], dtype=torch.int32)}
-    one |= {"conv": torch.stack([torch.zeros_like(taps), taps]), "S": torch.stack([torch.zeros_like(state), state])}
-    ys = []
-    for t in range(count):
-        got = OP.reference(point, {**one, "P": values["P"][row + t : row + t + 1]}, rounded)
-        one |= {"conv": got["conv"], "S": got["S"]}
-        ys.append(got["y"][0])
-    return {"y": torch.stack(ys), "conv": one["conv"][1], "S": one["S"][1]}
-
-
-@pytest.mark.parametrize(("q", "kept"), [(q, n) for q in (4, 8) for n in range(1, q + 1)])
-def test_two_verify_steps_are_single_steps_over_what_was_accepted(q: int, kept: int) -> None:
-    """Draft q tokens, keep `kept`, draft q others: as if only the kept ones had ever been seen."""
-    point, values = drawn(8, q)
-    other = OP.inputs(point, "normal", 4, "cpu")
-    b = 8 // q - 1  # the last request
-    slots, start = values["slots"][b].long(), int(values["accepted"][b]) - 1
-    taps, state = values["conv"][slots[0], :, start : start + TAPS], values["S"][slots[start]]
-    first = OP.reference(point, values, rounded=False)
-    accepted = values["accepted"].clone()
-    accepted[b] = kept
-    second = OP.reference(
-        point, {**values, "P": other["P"], "accepted": accepted, "conv": first["conv"], "S": first["S"]}, rounded=False
-    )
-    before = single_steps(values, b * q, taps, state, kept, rounded=False)
-    after = single_steps({**values, "P": other["P"]}, b * q, before["conv"], before["S"], q, rounded=False)
-    rows = slice(b * q, b * q + q)
-    assert torch.allclose(first["y"][rows][:kept], before["y"], rtol=1e-12, atol=1e-15)
-    assert torch.allclose(second["y"][rows], after["y"], rtol=1e-12, atol=1e-15)
-    assert torch.allclose(second["S"][slots[q - 1]], after["S"], rtol=1e-12, atol=1e-15)
-    assert torch.equal(second["conv"][slots[0], :, q - 1 :], after["conv"])
-
-
-@pytest.mark.parametrize("q", [4, 8])
-def test_the_window_after_a_verify_step_is_two_kept_taps_and_the_new_inputs(q: int) -> None:
-    point, values = drawn(q, q)
-    values["accepted"] = torch.tensor([2], dtype=torch.int32)
-    slot, channels = int(values["slots"][0, 0]), values["conv"].shape[1]
-    got = OP.stock(point)(values)["conv"][slot]
-    assert torch.equal(got[:, :2], values["conv"][slot, :, 2:4])  # taps start at 1: entries 1, 2, 3, of which two stay
-    assert torch.equal(got[:, 2:], values["P"][:, :channels].mT)
-
-
-@pytest.mark.parametrize("q", [4, 8])
-def test_the_start_state_is_that_of_the_last_accepted_token(q: int) -> None:
-    point, values = drawn(q, q)
-    for n in range(1, q + 1):
-        values["accepted"] = torch.tensor([n], dtype=torch.int32)
-        want = OP.reference(point, values, True)["y"]
-        spoiled = values["S"].clone()
-        spoiled[[int(s) for i, s in enumerate(values["slots"][0]) if i != n - 1]] = float("nan")
-        assert torch.equal(OP.reference(point, {**values, "S": spoiled}, True)["y"], want)
-
-
-# --- stock, references and rules on every family
-
-CASES = [pytest.param(q, f, id=f"q{q}-{f.name}") for q in ALL_Q for f in OP.families]
 
 
 @pytest.mark.parametrize(("q", "family"), CASES)
@@ -340,9 +132,6 @@ def test_an_empty_slot_must_stay_empty(value: float) -> None:
     assert WorstSlot(2e-4).judge(got, want, want, want, 1).complaint != ""
 
 
-# --- padding and slots
-
-
 @pytest.mark.parametrize("q", ALL_Q)
 def test_padding_rows_give_zeros_and_touch_nothing_whatever_they_hold(q: int) -> None:
     point, values = drawn(2 * q, q, "null_slots")
@@ -445,99 +234,6 @@ def test_a_compiled_stock_op_gives_the_same() -> None:
     compiled = OP.stock(point, lambda fn, **kw: torch.compile(fn, backend="eager", fullgraph=True, **kw))(values)
     plain = OP.stock(point)(values)
     assert all(relative_l2(compiled[k], plain[k]) < 1e-5 for k in plain)
-
-
-# --- inputs
-
-
-@pytest.mark.parametrize(("q", "family"), CASES)
-def test_inputs_are_deterministic_complete_and_valid(q: int, family: Family) -> None:
-    point = problem(8, q)
-    name = family.name
-    first, again, other = (OP.inputs(point, name, seed, "cpu") for seed in (1, 1, 2))
-    tensors = [t for t in OP.present(point) if t.role is not Role.OUT]
-    assert set(first) == {t.name for t in tensors} | {s.name for s in OP.scalars}
-    for spec in tensors:
-        assert same_bits(first[spec.name], again[spec.name])
-        assert first[spec.name].shape == spec.sizes(OP.sizes(point))
-        assert first[spec.name].is_contiguous()
-    assert not torch.equal(first["P"], other["P"])
-    steady = family.steps > 1
-    if name != "null_slots":
-        assert torch.equal(first["slots"], other["slots"]) is steady
-        slots = first["slots"].flatten().tolist()
-        assert len(set(slots)) == 8 and min(slots) > 0 and max(slots) < first["S"].shape[0]
-        assert slots != sorted(slots)
-    if q > 1 and name != "null_slots":
-        assert set(first["accepted"].tolist()) <= set(range(1, q + 1))
-
-
-def decays(values: Values) -> torch.Tensor:
-    weights = weights_of(values, torch.float64)
-    return kda_math.decay(kda_math.gate_rows(values["P"].double(), weights, True), weights, values["lower_bound"])
-
-
-def tokens_of(values: Values) -> kda_math.Tokens:
-    weights, p = weights_of(values, torch.float64), values["P"].double()[:, None]
-    taps = values["conv"][values["slots"].long()].double()
-    return kda_math.prepare(p, kda_math.gate_rows(p, weights, True), taps, weights, constants_of(values))[0]
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_decay_families_reach_their_ends_and_normal_covers_the_range(seed: int) -> None:
-    long, fast, normal = (decays(drawn(8, 1, f, seed)[1]) for f in ("long_memory", "fast_decay", "normal"))
-    assert float(long.min()) > 0.8 and float((long > 0.98).double().mean()) > 0.85
-    assert float(fast.max()) < 1.25 * math.exp(-5)
-    assert float(normal.min()) < 0.01 and float(normal.max()) > 0.99
-
-
-def test_zero_rows_have_keys_of_length_zero() -> None:
-    k = tokens_of(drawn(8, 1, "zero_rows")[1]).k[:, 0]
-    assert not k[::2].any()
-    assert k[1::2].norm(dim=-1).flatten().tolist() == pytest.approx([1.0] * 8, rel=1e-3)
-
-
-def test_tiny_keys_are_far_from_unit_length_and_large_ones_are_not() -> None:
-    tiny, large = (tokens_of(drawn(8, 1, f)[1]).k.norm(dim=-1) for f in ("tiny", "large"))
-    assert float(tiny.min()) > 0 and float(tiny.max()) < 1e-6
-    assert float((large - 1).abs().max()) < 1e-6
-
-
-def test_saturated_strengths_are_one_or_nothing_in_both_ways() -> None:
-    strength = tokens_of(drawn(8, 1, "beta_saturated")[1]).strength.float()
-    assert bool(((strength == 1) | (strength < 1e-17)).all())
-    assert 0 < int((strength == 1).sum()) < strength.numel()
-
-
-def test_outliers_negative_zeros_and_large_gates_are_there() -> None:
-    p = drawn(8, 1, "outlier")[1]["P"].float()
-    assert float(p.abs().amax(0).median()) < 5 < 30 < float(p.abs().max())
-    negative = torch.signbit(p := drawn(8, 1, "signed_zero")[1]["P"]) & (p == 0)
-    assert 0.3 < float(negative.double().mean()) < 0.7
-    assert float(tokens_of(drawn(8, 1, "large")[1]).gate.max()) == 1.0
-
-
-@pytest.mark.parametrize("q", [1, 4])
-def test_a_warm_state_is_what_earlier_tokens_left(q: int) -> None:
-    """Values under a key that was written long ago are gone; the state is no random matrix: its rows are few sums."""
-    _, values = drawn(4, q, "warm")
-    state = values["S"].double()
-    energy = torch.linalg.svdvals(state).square()
-    assert float((energy[..., :16].sum(-1) / energy.sum(-1)).min()) > 0.9
-    assert float(state.abs().amax((-1, -2)).min()) > 0.05
-    random = torch.linalg.svdvals(drawn(4, q)[1]["S"].double()).square()
-    assert float((random[..., :16].sum(-1) / random.sum(-1)).max()) < 0.5
-
-
-@pytest.mark.parametrize("q", ALL_Q)
-def test_null_slots_hold_both_kinds_of_padding_among_live_requests(q: int) -> None:
-    point = problem(64 if q == 8 else 32, q)
-    first = OP.inputs(point, "null_slots", 1, "cpu")["slots"].reshape(-1, q)[:, 0]
-    assert {0, -1} <= set(first.tolist())
-    assert int((first > 0).sum()) == first.numel() // 2
-
-
-# --- points, costs, hash
 
 
 @pytest.mark.parametrize(("tokens", "q"), [(1, 4), (6, 4), (4, 8), (7, 8)])

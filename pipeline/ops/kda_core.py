@@ -26,7 +26,6 @@ Source: vLLM 0.33, KDA decode and its speculative window. Not covered: a convolu
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -35,52 +34,16 @@ import torch.nn.functional as F
 from kgen.contract.families import generator
 from kgen.contract.op import Cost, Family, Op, StockFn, Values
 from kgen.contract.quant import round_bf16
-from kgen.contract.rules import ERROR, Judged, RelL2
 from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
-from kgen.contract.tolerance import compare, relative_l2
-from kgen.ops import kda_inputs, kda_math
+from kgen.ops import kda_inputs, kda_math, kda_rules
 from kgen.ops.kda_inputs import HEAD, RANK, TAPS, WARM_STEPS, constants_of, tensor, weights_of
+from kgen.ops.kda_rules import WorstSlot
 from kgen.ops.pack import PACK, RMS_EPS
 from kgen.records import Problem
 
 SPARE_SLOTS = 3  # slot 0, and two that no request owns
 HEADS = {"k3-tp8": 12, "k3-tp16": 6, "nano": 2}
 VERIFY = ("4", "8")
-
-
-@dataclass(frozen=True)
-class WorstSlot(RelL2):
-    """RelL2 with each distance that of the worst entry of the first dimension: untouched or large slots hide nothing.
-
-    A slot that is all zero in the reference must be all zero. The floor holds against both references: where decays
-    saturate, rounding rg changes nothing, and float32 without a rounded output leaves stock at 1e-7 from either.
-    """
-
-    def judge(
-        self, candidate: torch.Tensor, stock: torch.Tensor, rounded: torch.Tensor, true: torch.Tensor, steps: int
-    ) -> Judged:
-        floor = self.drift if self.drift is not None and steps > 1 else self.floor
-        errors = replace(
-            compare(candidate, stock, rounded, true),
-            candidate_true=_worst(candidate, true),
-            stock_true=_worst(stock, true),
-            rounded_true=_worst(rounded, true),
-            candidate_rounded=_worst(candidate, rounded),
-            stock_rounded=_worst(stock, rounded),
-        )
-        allowed_true, allowed_rounded = max(floor, errors.allowed_true()), errors.allowed_rounded(floor)
-        complaint = ""
-        for far, allowed, reference in (
-            (errors.candidate_true, allowed_true, "float64"),
-            (errors.candidate_rounded, allowed_rounded, "rounded"),
-        ):
-            if not far <= allowed:
-                complaint = f"a slot's relL2 to the {reference} reference is {far:.3e}, allowed {allowed:.3e}"
-        return Judged(errors, allowed_true, allowed_rounded, ERROR if complaint else "", complaint)
-
-
-def _worst(got: torch.Tensor, want: torch.Tensor) -> float:
-    return max(relative_l2(g, w) for g, w in zip(got, want, strict=True))
 
 
 def _requests(values: Values, q: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -164,7 +127,7 @@ class KdaCore(Op):
     floor: ClassVar = 4e-3
     runtime_dims: ClassVar = ("state_slots",)
     sweep: ClassVar = {"q": "1, 4, 8 tokens a request", "tokens": "all bins that whole requests fill, and 12, 24, 48"}
-    shared: ClassVar = (kda_math, kda_inputs)
+    shared: ClassVar = (kda_math, kda_inputs, kda_rules)
     chain: ClassVar = None
     mutable_inputs: ClassVar = ("P",)
 
