@@ -5,10 +5,10 @@ Base class `Projection` (input families, stock, references, cost) and the elemen
     |got - want| <= ulp(max(|want|, rms of the row)) + K 2^-24 sum_k |x_k w_k|
 
 `want` is the float64 product. The first term is one bf16 step: half of it is the rounding of the result, the other
-half is room for partial sums kept in bf16, as the vendor's split-K GEMMs do. A step at the row's rms alone would
-refuse a correctly rounded element of several rms. The second term bounds float32 accumulation in any order. Where all
-products are zero the element must be zero. Relative L2 averages over a tensor and overlooks one wrong element of
-400,000; this does not. Not covered: biases, quantised weights, inputs that are not finite.
+half is room for a rounding on the way (a vendor's split-K GEMM may keep partial sums in bf16). A step at the row's rms
+alone would refuse a correctly rounded element of several rms. The second term bounds float32 accumulation in any
+order. Where all products are zero the element must be zero. Relative L2 averages over a tensor and overlooks one
+wrong element of 400,000; this does not. Not covered: biases, quantised weights, inputs that are not finite.
 """
 
 from collections.abc import Callable
