@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from kgen.contract.op import Values
 from kgen.model.bind import OpCall
 from kgen.model.decoder.config import FUSED_OPROJ
 from kgen.model.decoder.residual import Residual
@@ -101,14 +102,14 @@ class OutProjection:
             self._mix = seats.bind("attn_res", f"layers.{layer}.post", variant)
 
     def __call__(self, y: torch.Tensor, residual: Residual) -> torch.Tensor:
-        values = {**self.mix, "blocks": residual.blocks, "nb": self.done, "write_idx": -1}
+        values: Values = {**self.mix, "blocks": residual.blocks, "nb": self.done, "write_idx": -1}
         values |= {"eps": RMS_EPS, "eps_out": RMS_EPS}
         if self.fused is not None:
             peers = residual.prefix.new_zeros((self._ranks, *residual.prefix.shape))
             got = self.fused({**values, "y": y, "w_o": self.w_o, "peers": peers, "rank": 0, "prefix": residual.prefix})
         else:
             o = self._project({"y": y, "w_o": self.w_o})["part"]
-            moved = {"prefix": o} if self.opens else {"prefix": residual.prefix, "delta": o}
+            moved: Values = {"prefix": o} if self.opens else {"prefix": residual.prefix, "delta": o}
             got = self._mix({**values, **moved})
         residual.prefix, residual.blocks = got["prefix"], got["blocks"]
         return got["out"]

@@ -35,7 +35,7 @@ class KdaSequence(Kda):
         first = state.slots().reshape(state.requests, -1)[state.active, 0].long()
         conv, s = state.conv[self.layer], state.s[self.layer]
         taps = conv[first][..., : own.conv_w.shape[1] - 1]
-        rows = p.to(wide).unflatten(0, (first.shape[0], -1))
+        rows = p.to(wide).reshape(first.shape[0], -1, p.shape[1])
         y, taps, after = kda_math.sequence(rows, taps.to(wide), s[first].to(wide), own, CONSTANTS, not exact)
         conv[first, :, : taps.shape[-1]] = taps.to(conv.dtype)
         s[first] = after.to(s.dtype)
@@ -58,7 +58,7 @@ class MlaSequence(Mla):
             slots = state.cache_slots(r, position)[: p.shape[0]]  # the active requests come first
             cache = state.cache[self.layer, r]
             keep(cache, self.append(r, p, slots, cache))
-        per = query.unflatten(0, (count, length))
+        per = query.reshape(count, length, *query.shape[1:])
         lat = torch.cat([self._attend_all(q, state.cached(self.layer, i, start + length)) for i, q in enumerate(per)])
         lengths = torch.full((p.shape[0],), start + length, dtype=torch.int32, device=p.device)
         return self.gate({"lat": lat.to(p.dtype), "w_uv": self.w["w_uv"], "p": p, "lengths": lengths})["y"]
@@ -100,7 +100,7 @@ def prefill(session: Session, ids: torch.Tensor) -> Output:
     step = PrefillStep(session.step.config, session.step.weights, "", session.step.seats.registry)
     session.make_room(ids.shape[0])
     chunk = max(1, CHUNK_ROWS // session.count)
-    for part in ids.split(chunk):
+    for part in torch.split(ids, chunk):
         out = step(part.T.reshape(-1), session.state)
         session.skip(part.shape[0])
     last = torch.arange(session.count, device=ids.device) * part.shape[0] + part.shape[0] - 1

@@ -4,7 +4,6 @@ Names: `embed`, `lm_head`, `final.*`, `layers.<i>.pre.*`, `.post.*`, `.kda.*`, `
 are [out, in], bf16 unless the table of `expected` says otherwise; experts are MXFP4 in the checkpoint's layout.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from kgen.contract.op import Registry
 from kgen.model.decoder.config import DENSE, KDA, Config, sizes
+from kgen.model.nano import safetensors_file
 
 BF16, F32, U8 = torch.bfloat16, torch.float32, torch.uint8
 Shape = tuple[torch.dtype, tuple[int, ...]]
@@ -133,14 +133,10 @@ def _kind(dtype: torch.dtype) -> str:
 
 def load(path: Path, config: Config, registry: Registry, device: str) -> Weights:
     """Read and check a safetensors file. Raises CheckpointError (one line) for anything that is wrong with it."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(str(path), framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-    except (OSError, SafetensorError) as error:
-        why = re.sub(r"\s+", " ", str(error))
-        raise CheckpointError(f"{path} cannot be read as safetensors: {why}; fetch or train it again") from error
+        tensors, _ = safetensors_file.read(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}; fetch or train it again") from error
     check(tensors, config, registry, str(path))
     return Weights({name: t.to(device) for name, t in tensors.items()})
 
