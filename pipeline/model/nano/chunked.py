@@ -14,7 +14,8 @@ within e^(LOWEST * GROUP / 2) = e^40 of 1; later columns are clamped there and m
 Not here: the one-token form of decoding, convolution, norms and gates around it.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -82,56 +83,69 @@ def _grouped(x: torch.Tensor, size: int = GROUP) -> torch.Tensor:
     return x.reshape(*x.shape[:-2], -1, size, x.shape[-1])
 
 
-def _pair_products(rows: torch.Tensor, keys: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """<rows_t e^(G_t - G_s), keys_s> for s <= t, anything finite elsewhere.
+class Factors(NamedTuple):
+    """What a chunk contributes before its start state is known; [n, r, C, ...] with n chunks of r heads."""
 
-    rows [..., m, C, k] (m kinds of rows), keys and gate G [..., C, k] -> [..., m, C, C].
-    """
+    attention: torch.Tensor  # <q_t e^(G_t - G_s), k_s> for s <= t [C, C]
+    lower: torch.Tensor  # L [C, C]
+    values: torch.Tensor  # b v [C, v]
+    keys: torch.Tensor  # b k e^G [C, k]
+    late_keys: torch.Tensor  # k e^(G_end - G) [C, k]
+    queries: torch.Tensor  # q e^G [C, k]
+    end: torch.Tensor  # e^G_end [1, k]
+
+
+def factors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: torch.Tensor, beta: torch.Tensor) -> Factors:
+    """Everything element-wise of [n, r, C, x], with the one product that the two score matrices share."""
+    gate = gate.cumsum(-2)
     groups = _grouped(gate)
-    reference = groups[..., GROUP // 2 - 1, :]  # [..., C / GROUP, k]
-    scaled_rows = _grouped(rows) * (groups - reference.unsqueeze(-2)).exp().unsqueeze(-4)
-    reach = (reference.unsqueeze(-2) - gate.unsqueeze(-3)).clamp(max=_REACH)  # [..., C / GROUP, C, k]
-    scaled_keys = keys.unsqueeze(-3) * reach.exp()
-    by_group = scaled_rows.movedim(-4, -3).flatten(-3, -2)  # [..., C / GROUP, m * GROUP, k]
-    products = by_group @ scaled_keys.mT
-    return _grouped(products).movedim(-3, -4).flatten(-3, -2)
+    reference = groups[..., GROUP // 2 - 1, :].unsqueeze(-2)  # [..., C / GROUP, 1, k]
+    rows_scale = (groups - reference).exp()
+    rows = torch.cat((_grouped(q) * rows_scale, _grouped(k) * rows_scale), dim=-2)
+    reach = (reference - gate.unsqueeze(-3)).clamp(max=_REACH)  # [..., C / GROUP, C, k]
+    products = rows @ (k.unsqueeze(-3) * reach.exp()).mT  # [..., C / GROUP, 2 GROUP, C]
+    attention, lower = (part.flatten(-3, -2) for part in products.chunk(2, dim=-2))
+    decayed, end = gate.exp(), gate[..., -1:, :]
+    return Factors(
+        attention.tril(),
+        (lower * beta).tril(-1),
+        v * beta,
+        k * decayed * beta,
+        k * (end - gate).exp(),
+        q * decayed,
+        end.exp(),
+    )
+
+
+MakeFactors = Callable[..., Factors]
 
 
 def delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: torch.Tensor, beta: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gate: torch.Tensor,
+    beta: torch.Tensor,
+    make_factors: MakeFactors = factors,
 ) -> torch.Tensor:
     """Outputs o [..., T, v] of the recurrence above from an empty state.
 
     q, k, gate [..., T, k], v [..., T, v], beta [..., T], all of one dtype (float32 or float64); gate within LOWEST..0.
-    T may be any positive number; ValueError for shapes that do not fit.
+    T may be any positive number; `make_factors` may be a compiled `factors`. ValueError for shapes that do not fit.
     """
     if q.shape != k.shape or q.shape != gate.shape or v.shape[:-1] != q.shape[:-1] or beta.shape != q.shape[:-1]:
-        raise ValueError(
-            f"delta_rule: q, k, gate {list(q.shape)}, v {list(v.shape)}, beta {list(beta.shape)} do not fit"
-        )
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, gate, beta))
+        raise ValueError(f"delta_rule: q, k, v, gate, beta do not fit together: {shapes}")
     length, pad = q.shape[-2], -q.shape[-2] % CHUNK
     # [..., T, x] -> [n, r, C, x]: the scan then reads whole slices
-    q, k, v, gate, strength = (
+    by_chunk = (
         _grouped(F.pad(x.reshape(-1, length, x.shape[-1]), (0, 0, 0, pad)), CHUNK).transpose(0, 1).contiguous()
         for x in (q, k, v, gate, beta.unsqueeze(-1))
     )
-    out = _chunks(q, k, v, gate.cumsum(-2), strength).transpose(0, 1).flatten(1, 2)
-    return out[:, :length].reshape(*beta.shape, v.shape[-1])
-
-
-def _chunks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: torch.Tensor, strength: torch.Tensor
-) -> torch.Tensor:
-    """All of [chunks, r, C, x], gate summed within the chunk, strength [..., 1] -> outputs [chunks, r, C, v]."""
-    products = _pair_products(torch.stack((q, k), dim=-3), k, gate)
-    attention = products[..., 0, :, :].tril()
-    lower = (products[..., 1, :, :] * strength).tril(-1)
-    inverse: torch.Tensor = _UnitLowerInverse.apply(lower)  # type: ignore[no-untyped-call]
-    decayed, end = gate.exp(), gate[..., -1:, :]
-    own = inverse @ (v * strength)
-    through = inverse @ (k * decayed * strength)
-    late_keys = k * (end - gate).exp()
-    mix, add = -(through.mT @ late_keys), own.mT @ late_keys
-    states: torch.Tensor = _Scan.apply(end.exp(), mix, add)  # type: ignore[no-untyped-call]
-    update = own - through @ states.mT
-    return (q * decayed) @ states.mT + attention @ update
+    f = make_factors(*by_chunk)
+    inverse: torch.Tensor = _UnitLowerInverse.apply(f.lower)  # type: ignore[no-untyped-call]
+    own, through = inverse @ f.values, inverse @ f.keys
+    mix, add = -(through.mT @ f.late_keys), own.mT @ f.late_keys
+    states: torch.Tensor = _Scan.apply(f.end, mix, add)  # type: ignore[no-untyped-call]
+    out = f.queries @ states.mT + f.attention @ (own - through @ states.mT)
+    return out.transpose(0, 1).flatten(1, 2)[:, :length].reshape(*beta.shape, v.shape[-1])

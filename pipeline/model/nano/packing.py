@@ -20,7 +20,8 @@ ROW_MULTIPLE = 64  # row lengths are multiples of it
 class Job:
     """What to draw: `rows` items of `tasks` (equal shares) that fit `length` tokens, numbered from `start`.
 
-    `vary` draws half of the items shorter, down to half the length; else every item may use all of it.
+    `vary` draws half of the items shorter, down to half the length (in the shortest rows down to what the task allows);
+    else every item may use all of it.
     """
 
     tasks: tuple[str, ...]
@@ -63,7 +64,8 @@ def pack(job: Job) -> Packed:
         task = draw.one(job.tasks)
         length = job.length
         if job.vary and draw.random() < 0.5:
-            length = draw.between(max(TASKS[task].shortest, job.length // 2), job.length)
+            least = 0 if job.length <= ROW_MULTIPLE else job.length // 2
+            length = draw.between(max(TASKS[task].shortest, least), job.length)
         one = item(task, job.split, job.start + row, seed=job.seed, length=length)
         # the last token of the answer is never an input
         inputs = array("h", one.prompt + one.answer[:-1])
@@ -87,17 +89,38 @@ STAGES: tuple[Stage, ...] = (
 )
 
 
-def plan(number: int, progress: float, seed: int, tokens: int, longest: int) -> Job:
-    """The training job with this number, for the share of the training that is done; rows longer than `longest` and
-    rows of more than `tokens` are left out."""
-    weights = next(lengths for until, lengths in STAGES if progress <= until or until == STAGES[-1][0])
-    usable = {length: weight for length, weight in weights.items() if length <= min(longest, tokens)}
-    if not usable:
-        raise ValueError(f"no row length fits {min(longest, tokens)} tokens: use {min(weights)} or more")
-    at = Draw(f"length/{seed}/{number}").random() * sum(usable.values())
-    until = zip(usable, accumulate(usable.values()), strict=True)
-    length = next((length for length, total in until if at < total), max(usable))
-    return Job(tasks_for(length), "train", seed, number * tokens, tokens // length, length)
+@dataclass(frozen=True)
+class Diet:
+    """What the training jobs of a run have in common: `tokens` per step, the `longest` row, the tasks."""
+
+    seed: int
+    tokens: int
+    longest: int
+    tasks: tuple[str, ...] = tuple(TASKS)
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.tasks) - TASKS.keys():
+            raise ValueError(f"no task {min(unknown)!r}: choose some of {', '.join(TASKS)}")
+        if not self._usable(0.0):
+            raise ValueError(
+                f"no row of {min(self.longest, self.tokens)} tokens holds {', '.join(self.tasks)}: allow 64"
+            )
+
+    def _usable(self, progress: float) -> dict[int, float]:
+        weights = next(lengths for until, lengths in STAGES if progress <= until or until == STAGES[-1][0])
+        return {n: w for n, w in weights.items() if n <= min(self.longest, self.tokens) and self.tasks_at(n)}
+
+    def tasks_at(self, length: int) -> tuple[str, ...]:
+        return tuple(task for task in tasks_for(length) if task in self.tasks)
+
+    def job(self, number: int, progress: float) -> Job:
+        """The training job with this number, for the share of the training that is done."""
+        usable = self._usable(progress)
+        at = Draw(f"length/{self.seed}/{number}").random() * sum(usable.values())
+        until = zip(usable, accumulate(usable.values()), strict=True)
+        length = next((length for length, total in until if at < total), max(usable))
+        rows = self.tokens // length
+        return Job(self.tasks_at(length), "train", self.seed, number * self.tokens, rows, length)
 
 
 @dataclass(frozen=True)

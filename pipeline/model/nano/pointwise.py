@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 import torch.nn.functional as F
 
-from kgen.model.nano.chunked import LOWEST
+from kgen.model.nano.chunked import LOWEST, MakeFactors, factors
 from kgen.ops.moe_shared import situ
 from kgen.ops.pack import RMS_EPS
 
@@ -99,6 +99,7 @@ class Pointwise:
     log_decay: Rows = log_decay
     gated_norm: Rows = gated_norm
     gated: Rows = gated
+    factors: MakeFactors = factors
 
     @classmethod
     def compiled(cls) -> "Pointwise":

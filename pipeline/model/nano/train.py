@@ -2,7 +2,7 @@
 
 Trains within a wall-clock budget on one device, evaluates on held-out items on the way and writes weights and log. The
 weights are written at every evaluation, at the end of the budget and on SIGTERM. Where a single command may not run
-that long, `--stop-after M --state FILE` ends it after M minutes; the same command then goes on from the state.
+that long, `--stop-after M --state FILE` ends it after M minutes; the same command then goes on from there.
 Not here: generation with the trained weights.
 """
 
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,10 +26,11 @@ from kgen import __version__
 from kgen.model.nano.batches import Batch, feed, to_device
 from kgen.model.nano.export import write
 from kgen.model.nano.learning import QUANTISE_FROM, accuracy, finite, optimiser, rate_at, train_step
-from kgen.model.nano.packing import EXAMS, Exam, Job, Packed, pack, plan
+from kgen.model.nano.packing import EXAMS, Diet, Exam, Job, Packed, pack
 from kgen.model.nano.pointwise import Pointwise
 from kgen.model.nano.shape import SHAPES
-from kgen.model.nano.trainable import NanoModel
+from kgen.model.nano.tasks import TASKS
+from kgen.model.nano.trainable import Context, NanoModel
 
 RESERVE_S = 25.0  # of the budget, for the last evaluation and the file
 EXAM_SEED = 1_000_003  # the items that measure training are not the gate's
@@ -51,6 +52,7 @@ class Run:
     shape: str
     tokens: int
     longest: int
+    tasks: str
     rate: float
     workers: int
     evaluate_minutes: float
@@ -70,7 +72,10 @@ class Run:
             raise ValueError(f"--rate {self.rate} must lie between 0 and 1")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError("--device cuda: torch sees no CUDA device here")
-        plan(0, 0.0, self.seed, self.tokens, self.longest)  # refuses sizes that fit no row
+        self.diet()  # refuses sizes that fit no row
+
+    def diet(self) -> Diet:
+        return Diet(self.seed, self.tokens, self.longest, tuple(self.tasks.split(",")))
 
 
 class Log:
@@ -99,13 +104,12 @@ class Training:
         self.run, self.log = run, log
         cuda = run.device.startswith("cuda")
         torch.set_float32_matmul_precision("high" if cuda else "highest")
-        fn = Pointwise.compiled() if run.fused else Pointwise()
         compute = torch.bfloat16 if cuda else torch.float32
-        self.model = NanoModel(SHAPES[run.shape], compute=compute, seed=run.seed, fn=fn).to(run.device)
+        self.model = NanoModel(SHAPES[run.shape], compute=compute, seed=run.seed).to(run.device)
         self.optimiser = optimiser(self.model, run.rate)
         self.step = self.tokens = 0
         self.earlier = 0.0  # seconds that earlier commands trained
-        self.began = time.monotonic()
+        self.launched = self.began = time.monotonic()
         self.exams: dict[Exam, list[Batch]] = {}
         self.stop = False
 
@@ -122,7 +126,22 @@ class Training:
     def paused(self) -> bool:
         """Whether this command is to end before the budget does."""
         limit = self.run.stop_after * 60
-        return self.stop or (limit > 0 and time.monotonic() - self.began >= limit)
+        return self.stop or (limit > 0 and time.monotonic() - self.launched >= limit)
+
+    def fuse(self) -> str:
+        """Compile the element-wise parts by running them once; what became of it. Training goes on without them."""
+        self.model.context = Context(Pointwise.compiled())
+        try:
+            for length in (64, 128):  # the second one is compiled for any number of rows
+                ids = torch.ones(4, length, dtype=torch.int64, device=self.run.device)
+                rows, _ = self.model(ids, quantise=False)
+                self.model.head(rows).sum().backward()
+        except (RuntimeError, OSError) as fault:
+            self.model.context = Context(Pointwise())
+            return f"no: {type(fault).__name__}: {str(fault).splitlines()[0][:200]}"
+        finally:
+            self.model.zero_grad()
+        return "yes"
 
     def evaluate(self) -> None:
         """Accuracy on every exam, as the weights would be stored, and the file with them."""
@@ -182,18 +201,19 @@ def train(run: Run) -> None:
     """The whole command; raises ValueError for what cannot be done and RuntimeError when training breaks."""
     again = run.state is not None and run.state.exists()
     log = Log(run.log, again)
-    issued = 0
+    issued, diet = 0, run.diet()
     state: Training | None = None
 
     def next_job() -> Job:
         nonlocal issued
         issued += 1
         progress = state.progress() if state is not None else 0.0
-        return plan(issued - 1, progress, run.seed, run.tokens, run.longest)
+        return diet.job(issued - 1, progress)
 
     try:
         with feed(run.workers, next_job) as following:
-            exams = [Exam(e.task, e.length, min(e.count, run.exam_items)) for e in EXAMS if e.length <= run.longest]
+            wanted = [e for e in EXAMS if e.length <= run.longest and e.task in diet.tasks]
+            exams = [replace(e, count=min(e.count, run.exam_items)) for e in wanted]
             drawn = {exam: [pack(job) for job in exam.jobs(run.tokens, EXAM_SEED)] for exam in exams}
             state = training = Training(run, log)
             if run.state is not None and again:
@@ -221,7 +241,9 @@ def _start(training: Training) -> None:
     device = torch.cuda.get_device_name() if training.run.device.startswith("cuda") else platform.processor()
     versions = {"kgen": __version__, "torch": torch.__version__, "python": platform.python_version()}
     size = sum(p.numel() for p in training.model.parameters())
-    training.log("start", run=run, device=device, versions=versions, parameters=size, from_step=training.step)
+    fused = training.fuse() if training.run.fused else "not asked for"
+    values = {"versions": versions, "parameters": size, "fused": fused, "from_step": training.step}
+    training.log("start", run=run, device=device, **values)
     training.began = time.monotonic()
 
 
@@ -239,6 +261,7 @@ def parse(arguments: Sequence[str]) -> Run:
     parser.add_argument("--shape", default="nano", help=f"one of {', '.join(SHAPES)}")
     parser.add_argument("--tokens", type=int, default=65536, help="tokens a step")
     parser.add_argument("--longest", type=int, default=16384, help="longest row in training and exams")
+    parser.add_argument("--tasks", default=",".join(TASKS), help="tasks to train, by commas")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=12, help="processes that draw batches")
     parser.add_argument("--evaluate-minutes", type=float, default=3.0)

@@ -81,7 +81,7 @@ class Kda(nn.Module):
         decay = fn.log_decay(rank_gate, self.a_log, self.dt_bias.view(s.heads, s.head))
         parts = (fn.unit(q) * s.head**-0.5, fn.unit(k), v, decay)
         by_head = (part.transpose(1, 2) for part in parts)
-        out = delta_rule(*by_head, torch.sigmoid(wide(strength)).transpose(1, 2)).transpose(1, 2)
+        out = delta_rule(*by_head, torch.sigmoid(wide(strength)).transpose(1, 2), fn.factors).transpose(1, 2)
         y = fn.gated_norm(out, self.w_onorm.to(x.dtype), _per(gate, s.heads))
         return linear(y.flatten(-2), self.w_o)
 
