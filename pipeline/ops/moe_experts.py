@@ -145,29 +145,31 @@ class MoeExperts(Op):
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
         """One expert at a time: never more than its 4 I latent float64 values beside the rows."""
         mx, hidden_scale = problem.axes["acts"] == "mxfp8", HIDDEN_SCALE[problem.dims]
-        lat, ids, w, w13, s13, w2, s2 = (values[n] for n in ("lat", "ids", "w", "w13", "s13", "w2", "s2"))
+        t = _tensors(values)
+        ids = t["ids"]
 
         def r(x: torch.Tensor) -> torch.Tensor:
             return round_bf16(x) if rounded else x
 
-        x = lat.double()  # type: ignore[union-attr]
+        x = t["lat"].double()
         x = mxfp8_round(x, ScaleRule.ROUND_UP) if rounded and mx else x
-        found = torch.zeros((*ids.shape, x.shape[1]), dtype=torch.float64, device=x.device)  # type: ignore[union-attr]
-        for e in ids[ids >= 0].unique().tolist():  # type: ignore[index,operator]
+        found = torch.zeros((*ids.shape, x.shape[1]), dtype=torch.float64, device=x.device)
+        for e in _distinct(ids):
             token, slot = torch.nonzero(ids == e, as_tuple=True)
-            gu = x[token] @ mxfp4_unpack(w13[e], s13[e], torch.float64).T  # type: ignore[index]
+            gu = x[token] @ mxfp4_unpack(t["w13"][e], t["s13"][e], torch.float64).T
             gate, up = (gu if mx else r(gu)).chunk(2, dim=-1)
             h = situ(gate, up)
             if rounded:
                 h = mxfp8_round(h, hidden_scale) if mx else r(h)
-            found[token, slot] = r(h @ mxfp4_unpack(w2[e], s2[e], torch.float64).T)  # type: ignore[index]
-        weight = torch.where(ids >= 0, w, 0.0).double()  # type: ignore[operator,arg-type,call-overload]
+            found[token, slot] = r(h @ mxfp4_unpack(t["w2"][e], t["s2"][e], torch.float64).T)
+        weight = torch.where(ids >= 0, t["w"], 0.0).double()
         return {"part": r((found * weight[..., None]).sum(1))}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
-        lat, idle = values["lat"], (values["ids"] < 0).all(1)  # type: ignore[union-attr]
+        t = _tensors(values)
+        idle, empty = (t["ids"] < 0).all(1), (t["lat"] == 0).all(1)
         breaches = []
-        for what, where in (("without an expert", idle), ("whose latent is zero", (lat == 0).all(1))):  # type: ignore[union-attr]
+        for what, where in (("without an expert", idle), ("whose latent is zero", empty)):
             if bool((got["part"].to(where.device)[where] != 0).any()):
                 breaches.append(f"part of a token {what} is not exactly zero")
         return breaches
@@ -178,15 +180,23 @@ class MoeExperts(Op):
         return self._cost(problem, s["tokens"], distinct, s["tokens"] * s["top_k"])
 
     def cost_of(self, problem: Problem, values: Values) -> Cost:
-        ids = values["ids"]
-        live = ids[ids >= 0]  # type: ignore[index,operator]
-        return self._cost(problem, ids.shape[0], live.unique().numel(), live.numel())  # type: ignore[union-attr]
+        ids = _tensors(values)["ids"]
+        return self._cost(problem, ids.shape[0], len(_distinct(ids)), int((ids >= 0).sum()))
 
     def _cost(self, problem: Problem, tokens: int, distinct: float, pairs: int) -> Cost:
         s = self.sizes(problem)
         experts = distinct * bytes_per_expert(s["latent"], s["width"])
         activations = tokens * (4 * s["latent"] + s["top_k"] * (4 + 2))  # read lat, ids, w; write part
         return Cost(bytes=round(experts) + activations, flops=2 * pairs * 3 * s["latent"] * s["width"])
+
+
+def _tensors(values: Values) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def _distinct(ids: torch.Tensor) -> list[int]:
+    """The experts that some slot names."""
+    return sorted(set(ids.flatten().tolist()) - {-1})
 
 
 def _codes(gen: torch.Generator, experts: int, out: int, k: int, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,7 +212,7 @@ def _codes(gen: torch.Generator, experts: int, out: int, k: int, unit: float) ->
 def _clear_padding(w13: torch.Tensor, s13: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor, own: int) -> None:
     """Zeros where a rank stores more hidden units than it owns, as mxfp4.pack leaves them."""
     for tensor in (w13, s13):
-        tensor.unflatten(1, (2, -1))[:, :, own:] = 0
+        tensor.view(tensor.shape[0], 2, -1, tensor.shape[2])[:, :, own:] = 0
     w2[..., own // PER_BYTE :] = 0
     s2[..., own // BLOCK :] = 0
 
@@ -214,7 +224,7 @@ def _extremes(lat: torch.Tensor, w13: torch.Tensor, s13: torch.Tensor, w2: torch
     3: scale byte 252 on codes that are all 0. Odd hidden blocks: gate and up 2^-20 times as large, w2 made up for it.
     One down row in eight has scale byte 0, another one scale byte 252 on zero codes.
     """
-    latents, scales13 = lat.unflatten(1, (-1, BLOCK)), s13.unflatten(1, (2, -1, BLOCK))
+    latents, scales13 = lat.view(lat.shape[0], -1, BLOCK), s13.view(s13.shape[0], 2, -1, BLOCK, s13.shape[2])
     latents[:, 0::4] *= 2.0**-FAR
     latents[:, 1::4] *= 2.0**FAR
     s13[..., 0::4] += FAR
@@ -223,7 +233,7 @@ def _extremes(lat: torch.Tensor, w13: torch.Tensor, s13: torch.Tensor, w2: torch
     s2[..., 1::2] += 2 * NEAR  # SiTU(g, u) is near g u / 2
     s13[..., 2::4] = 0
     s13[..., 3::4] = mxfp4.TOP_SCALE
-    w13.unflatten(2, (-1, BLOCK // PER_BYTE))[:, :, 3::4] = 0
+    w13.view(*s13.shape, BLOCK // PER_BYTE)[:, :, 3::4] = 0
     s2[:, 6::8] = 0
     s2[:, 7::8] = mxfp4.TOP_SCALE
     w2[:, 7::8] = 0

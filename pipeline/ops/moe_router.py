@@ -24,7 +24,7 @@ that all ranks agree, which follows from bit-identical inputs and repeatable sum
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -104,14 +104,11 @@ class MoeRouter(Op):
     def stock(self, problem: Problem, compile: Compile | None = None) -> StockFn:
         top_k, with_logits = self.sizes(problem)["top_k"], problem.axes["logits"] == "yes"
 
-        def fused(f: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Callable[..., object]:
-            return compile(f, dynamic=False) if compile else f
-
-        choose = fused(_choose)
+        choose: Callable[..., Any] = compile(_choose, dynamic=False) if compile else _choose
 
         def run(values: Values) -> dict[str, torch.Tensor]:
             logits = _logits(values["m"], values["w_router"])  # type: ignore[arg-type]
-            ids, w = choose(logits, values["bias"], values["scale"], top_k)  # type: ignore[misc]
+            ids, w = choose(logits, values["bias"], values["scale"], top_k)
             return {"ids": ids, "w": w, **({"logits": logits} if with_logits else {})}
 
         return run

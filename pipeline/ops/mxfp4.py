@@ -147,4 +147,4 @@ def decode(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     exponent = scales.to(torch.int16)
     power = torch.where(exponent == 0, 64, exponent << 7).to(torch.int16).view(torch.bfloat16)  # 64: bits of 2^-127
     values = _pairs(packed.device)[packed.int()].view(torch.bfloat16)
-    return (values.unflatten(-1, (-1, BLOCK)) * power.unsqueeze(-1)).flatten(-2)
+    return (values.view(*power.shape, BLOCK) * power.unsqueeze(-1)).flatten(-2)
