@@ -8,8 +8,8 @@
 The `final` variant rounds mix to bf16 before the norm; `prefix_only` has no delta: p = prefix. With aux=yes the call
 also stores a copy of p, which a drafter reads. The slot that a call writes is not one that it mixes: write_idx >= nb.
 Slots from nb on may hold anything, inf included. Before attention nb = ceil(i/12) in layer i, and every twelfth layer
-writes slot i/12; after attention nothing is written; `final` ends the step with nb = 8. Source: k3_decode §2.2, §3.3,
-§3.4. Not covered: a delta that arrives in a mailbox, the all-reduce before it (oproj_allreduce_residual).
+writes slot i/12; after attention nothing is written; `final` ends the step with nb = 8. Source: vLLM 0.33 (its AttnRes
+kernels). Not covered: a delta that arrives in a mailbox, the all-reduce before it (oproj_allreduce_residual).
 """
 
 from collections.abc import Callable

@@ -18,7 +18,8 @@ rounding of o costs about 1e-3), and a hard rule bounds each element: all that f
 prefix must lie between what the partial's least and greatest admissible values give. Families about the sum over ranks
 or about many steps have one nonzero in each row of y: no order of summation can then move the partial.
 
-Source: k3_decode §2.5, §2.2, §3.1 rows 8 and 9, §3.3. Not covered: waiting for mailboxes, two-shot exchange, re-arming.
+Source: vLLM 0.33 (o-proj producer and consumer kernels). Not covered: waiting for mailboxes, re-arming them, two-shot
+exchange.
 """
 
 from collections.abc import Callable
