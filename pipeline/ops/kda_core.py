@@ -26,7 +26,7 @@ Source: vLLM 0.33, KDA decode and its speculative window. Not covered: a convolu
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -160,7 +160,8 @@ class KdaCore(Op):
             taps = _taps(conv.index_select(0, slots[:, 0]), start).float()
             first = state.index_select(0, slots.gather(1, start[:, None])[:, 0])
             weights, constants = weights_of(values, torch.float32), constants_of(values)
-            y, history, states = advance(p.float(), rg.float(), taps, first, weights, constants)  # type: ignore[misc]
+            got = advance(p.float(), rg.float(), taps, first, weights, constants)
+            y, history, states = cast(tuple[torch.Tensor, torch.Tensor, torch.Tensor], got)
             window = torch.where(live[:, None, None], history[..., 1:].to(torch.bfloat16), conv[:1])
             states = torch.where(live[:, None, None, None, None], states, state[:1])
             return {
