@@ -12,7 +12,6 @@ from kgen.gates.modeleval import distance as dist
 from kgen.gates.modeleval import divergence as div
 from kgen.gates.modeleval import paired as pr
 
-
 # distances from float64
 
 
