@@ -147,11 +147,9 @@ class Constraint:
 
     def _computed(self) -> torch.Tensor:
         size = len(self.vocabulary.tokens)
-        if self.finished():
-            return torch.zeros(size, dtype=torch.bool)
         packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         self._check("no token of the vocabulary can go on")
-        if self.finished():  # the library may notice only now that nothing can follow
+        if self.finished():  # the library would go on to allow end tokens
             return torch.zeros(size, dtype=torch.bool)
         bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
         return bits.flatten()[:size].bool()

@@ -141,8 +141,6 @@ class _Row:
                 break  # positions after a wrong draft are thrown away
             self.constraint.advance(draft)
             taken += 1
-            if self.constraint.finished():
-                break
         self.constraint.rollback(taken)
 
     def take(self, drawn: list[int]) -> int:
