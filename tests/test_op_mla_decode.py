@@ -144,6 +144,7 @@ def test_each_family_holds_its_trap() -> None:
     assert verify["shard"] == 3 and rows_seen(verify["lengths"], 4, 3, 8)[0].tolist() == [0, 0, 0, 1]
     scaled = drawn(problem, "scaled")
     assert (scaled["sm_scale"], scaled["out_scale"]) == (SM_SCALE / 64, 0.6875)
+    assert pytest.approx(0.0721687836487, rel=1e-11) == SM_SCALE  # 1 / sqrt(192), 192 = 128 + 64
 
 
 @pytest.mark.parametrize("axes", POINTS)

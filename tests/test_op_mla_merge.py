@@ -42,11 +42,11 @@ def test_the_gated_values_by_plain_loops() -> None:
 def test_the_value_is_rounded_before_the_gate_and_again_after() -> None:
     values = drawn(GATE, "normal", 1)
     values["lat"][:], values["w_uv"][:], values["p"][:] = 0.0, 0.0, 0.0
-    values["lat"][0, 1, 3] = values["w_uv"][1, 3, 5] = 1.0078125
-    values["p"][0, GATE_AT + 128 + 5] = 0.5
+    values["lat"][0, 1, 3], values["w_uv"][1, 3, 5] = 1.0625, 1.1875
+    values["p"][0, GATE_AT + 128 + 5] = 1.0
     for got in answers(GATE, values, 1):
-        # 1.0078^2 = 1.01569 -> 1.015625, times 0.62246 = 0.632183 -> multiples of 2^-8: 162 / 256
-        assert float(got[0, 128 + 5]) == 162 / 256
+        # 1.26171875 -> 1.265625; times 0.731059 is 236.86 / 256 -> 237 / 256; without the first rounding 236.13 -> 236
+        assert float(got[0, 128 + 5]) == 237 / 256
         assert int((got != 0).sum()) == 1
 
 
