@@ -418,7 +418,8 @@ def test_a_run_writes_weights_and_a_log(tmp_path: Path) -> None:
     records = logged(run)
     assert [r["kind"] for r in records if r["kind"] != "train"] == ["start", "eval", "end"]
     assert records[-1]["step"] == 3 and records[0]["versions"]["torch"] == torch.__version__  # type: ignore[index]
-    assert set(records[-2]["accuracy"]) == {"recall@64", "copy@64", "modular@64", "brackets@64"}  # type: ignore[call-overload]
+    exams = {"recall@40", "copy@16", "copy@64", "modular@24", "modular@64", "brackets@24", "brackets@64", "json@64"}
+    assert set(records[-2]["accuracy"]) == exams  # type: ignore[call-overload]
     _, shape, notes = export.read(run.out)
     assert shape == TINY and notes["step"] == "3" and notes["tokens"] == "768"
 

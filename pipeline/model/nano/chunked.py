@@ -49,8 +49,7 @@ class _UnitLowerInverse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        (inverse,) = ctx.saved_tensors
-        turned = inverse.mT
+        turned: torch.Tensor = ctx.saved_tensors[0].mT
         return -(turned @ grad @ turned).tril(-1)
 
 

@@ -33,7 +33,8 @@ def rate_at(progress: float, peak: float) -> float:
 
 def optimiser(model: NanoModel, rate: float) -> torch.optim.AdamW:
     """AdamW; matrices decay, vectors, convolutions and the embedding do not."""
-    decay, free = [], []
+    decay: list[torch.nn.Parameter] = []
+    free: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         plain = parameter.dim() < 2 or name == "embed" or name.endswith("conv_w")
         (free if plain else decay).append(parameter)

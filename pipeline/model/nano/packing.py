@@ -145,10 +145,11 @@ class Exam:
         ]
 
 
+# The short ones show early whether a task is being learnt at all.
 EXAMS = (
-    *(Exam("recall", length, count) for length, count in ((64, 256), (512, 256), (2048, 128), (16384, 16))),
-    *(Exam("copy", length, 256) for length in (64, 128, 256, 512)),
-    *(Exam("modular", length, 256) for length in (64, 128, 192)),
-    *(Exam("brackets", length, 256) for length in (64, 112)),
-    *(Exam("json", length, 256) for length in (96, 192)),
+    *(Exam("recall", length, count) for length, count in ((40, 256), (128, 256), (512, 256), (2048, 128), (16384, 16))),
+    *(Exam("copy", length, 256) for length in (16, 64, 256, 512)),
+    *(Exam("modular", length, 256) for length in (24, 64, 192)),
+    *(Exam("brackets", length, 256) for length in (24, 64, 112)),
+    *(Exam("json", length, 256) for length in (64, 192)),
 )

@@ -170,7 +170,7 @@ _LETTERS = tuple(map(_token, "abcdefghijklmnopqrstuvwxyz"))
 _DIGITS = tuple(map(_token, "0123456789"))
 _SIGNS = {sign: _token(sign) for sign in "+-*"}
 _EQUALS, _END = _token("="), _token(";")
-_PAIRS = tuple((_token(opening), _token(closing)) for opening, closing in BRACKETS)
+_PAIRS = tuple((_token(pair[0]), _token(pair[1])) for pair in BRACKETS)
 
 TASKS: Mapping[str, Task] = {
     "recall": Task(_recall, 36, 65536, 65536, 512),

@@ -134,8 +134,10 @@ class Training:
         try:
             for length in (64, 128):  # the second one is compiled for any number of rows
                 ids = torch.ones(4, length, dtype=torch.int64, device=self.run.device)
+                with torch.no_grad():  # evaluation has graphs of its own
+                    self.model(ids, quantise=False)
                 rows, _ = self.model(ids, quantise=False)
-                self.model.head(rows).sum().backward()
+                self.model.head(rows).sum().backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError) as fault:
             self.model.context = Context(Pointwise())
             return f"no: {type(fault).__name__}: {str(fault).splitlines()[0][:200]}"
@@ -259,7 +261,7 @@ def parse(arguments: Sequence[str]) -> Run:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="nano", help=f"one of {', '.join(SHAPES)}")
-    parser.add_argument("--tokens", type=int, default=65536, help="tokens a step")
+    parser.add_argument("--tokens", type=int, default=32768, help="tokens a step")
     parser.add_argument("--longest", type=int, default=16384, help="longest row in training and exams")
     parser.add_argument("--tasks", default=",".join(TASKS), help="tasks to train, by commas")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")

@@ -73,15 +73,17 @@ class Kda(nn.Module):
 
     def forward(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         s, fn = self.shape, ctx.fn
-        qkv, gate, low, strength, _ = linear(x, self.w_in).split(
-            [3 * s.width, s.width, s.gate_rank, s.heads, s.kda_rows - 4 * s.width - s.gate_rank - s.heads], dim=-1
+        qkv, gate, low, strength, _ = torch.split(
+            linear(x, self.w_in),
+            [3 * s.width, s.width, s.gate_rank, s.heads, s.kda_rows - 4 * s.width - s.gate_rank - s.heads],
+            dim=-1,
         )
         q, k, v = (_per(z, s.heads) for z in fn.short_conv(qkv, self.conv_w).chunk(3, dim=-1))
         rank_gate = _per(linear(low, self.f_b), s.heads)
         decay = fn.log_decay(rank_gate, self.a_log, self.dt_bias.view(s.heads, s.head))
-        parts = (fn.unit(q) * s.head**-0.5, fn.unit(k), v, decay)
-        by_head = (part.transpose(1, 2) for part in parts)
-        out = delta_rule(*by_head, torch.sigmoid(wide(strength)).transpose(1, 2), fn.factors).transpose(1, 2)
+        parts = (fn.unit(q) * s.head**-0.5, fn.unit(k), v, decay, torch.sigmoid(wide(strength)))
+        q, k, v, decay, beta = (part.transpose(1, 2) for part in parts)
+        out = delta_rule(q, k, v, decay, beta, fn.factors).transpose(1, 2)
         y = fn.gated_norm(out, self.w_onorm.to(x.dtype), _per(gate, s.heads))
         return linear(y.flatten(-2), self.w_o)
 
@@ -102,7 +104,7 @@ class Mla(nn.Module):
 
     def forward(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         s, fn, dtype = self.shape, ctx.fn, x.dtype
-        q_a, kv, shared, gate = linear(x, self.w_in).split([s.q_lora, s.kv_lora, s.rope, s.width], dim=-1)
+        q_a, kv, shared, gate = torch.split(linear(x, self.w_in), [s.q_lora, s.kv_lora, s.rope, s.width], dim=-1)
         query = _per(linear(fn.rms_norm(q_a, self.w_qn.to(dtype)), self.w_qb), s.heads)
         latent = fn.rms_norm(kv, self.w_kvn.to(dtype))
         keys = _per(linear(latent, self.w_uk.flatten(0, 1)), s.heads)
@@ -217,7 +219,7 @@ class NanoModel(nn.Module):
         flat: list[torch.Tensor] = [w for m in self.moes() for w in (m.w13, m.w2)]
         flat = fake_mxfp4(flat) if quantise else flat
         experts = list(zip(flat[0::2], flat[1::2], strict=True))
-        prefix = F.embedding(ids, self.embed.to(self.compute))
+        prefix = F.embedding(ids, self.embed).to(self.compute)
         delta: torch.Tensor | None = None
         blocks: list[torch.Tensor] = []
         chosen: list[torch.Tensor] = []
@@ -248,7 +250,7 @@ def fake_mxfp4(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     rows = torch.cat([w.detach().reshape(-1, 32) for w in weights])
     packed, scales = mxfp4_pack(rows)
     near = mxfp4_unpack(packed, scales, rows.dtype)
-    parts = near.split([w.numel() // 32 for w in weights])
+    parts = torch.split(near, [w.numel() // 32 for w in weights])
     pairs = zip(weights, parts, strict=True)
     return [_Straight.apply(w, part.view_as(w)) for w, part in pairs]  # type: ignore[no-untyped-call]
 
