@@ -50,13 +50,16 @@ def by_hand(values: Values, row: int, slot: int, head: int) -> tuple[list[float]
     return y, state
 
 
-@pytest.mark.parametrize("head", [0, 1])
-def test_one_token_agrees_with_the_formulas_in_python_floats(head: int) -> None:
-    point, values = drawn(2)
+@pytest.mark.parametrize(("head", "family"), [(0, "normal"), (1, "normal"), (1, "tiny")])
+def test_one_token_agrees_with_the_formulas_in_python_floats(head: int, family: str) -> None:
+    """In `tiny` the eps of the norms decide; elsewhere the last norm cancels whatever scales q."""
+    point, values = drawn(2, family=family)
     slot = int(values["slots"][1])
     y, state = by_hand(values, 1, slot, head)
     got = OP.reference(point, values, rounded=False)
-    assert got["y"][1, head * 128 : head * 128 + 128].tolist() == pytest.approx(y, rel=1e-9, abs=1e-12)
+    assert got["y"][1, head * 128 : head * 128 + 128].tolist() == pytest.approx(
+        y, rel=1e-9, abs=1e-9 * max(map(abs, y))
+    )
     assert got["S"][slot, head].flatten().tolist() == pytest.approx(
         [x for row in state for x in row], rel=1e-9, abs=1e-12
     )
