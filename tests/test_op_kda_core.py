@@ -40,7 +40,7 @@ def test_stock_passes_the_rules_on_every_family(q: int, family: Family) -> None:
         answer = chain.step(OP.inputs(point, name, 3 + step, "cpu") if step else None)
     for row in judge.judge_outputs(OP, point, chain.before, answer.stock, answer, name, 3, steps):
         assert row.complaint == ""
-        assert row.output != "S" or row.errors.stock_rounded < 2e-6  # no rounding of rg came out another way
+        assert row.output != "s" or row.errors.stock_rounded < 2e-6  # no rounding of rg came out another way
 
 
 def test_float32_drifts_little_over_256_steps_and_bf16_states_are_refused() -> None:
@@ -50,12 +50,12 @@ def test_float32_drifts_little_over_256_steps_and_bf16_states_are_refused() -> N
     for step in range(256):
         fresh = OP.inputs(point, "drift", 3 + step, "cpu")
         answer = chain.step(fresh if step else None)
-        got = chain.stock_run({**coarse, "P": fresh["P"]})
-        coarse |= {"conv": got["conv"], "S": got["S"].to(torch.bfloat16).float()}
-    assert relative_l2(answer.stock["S"], answer.rounded["S"]) < 1e-6
-    rule, names = OP.rule(next(t for t in OP.tensors if t.name == "S")), (answer.stock, answer.rounded, answer.true)
-    assert rule.judge(answer.stock["S"], *(a["S"] for a in names), 256).complaint == ""
-    assert "relL2" in rule.judge(coarse["S"], *(a["S"] for a in names), 256).complaint
+        got = chain.stock_run({**coarse, "p": fresh["p"]})
+        coarse |= {"conv": got["conv"], "s": got["s"].to(torch.bfloat16).float()}
+    assert relative_l2(answer.stock["s"], answer.rounded["s"]) < 1e-6
+    rule, names = OP.rule(next(t for t in OP.tensors if t.name == "s")), (answer.stock, answer.rounded, answer.true)
+    assert rule.judge(answer.stock["s"], *(a["s"] for a in names), 256).complaint == ""
+    assert "relL2" in rule.judge(coarse["s"], *(a["s"] for a in names), 256).complaint
 
 
 @pytest.mark.parametrize("dims", ["k3-tp8", "k3-tp16"])
@@ -71,7 +71,7 @@ def test_references_are_fit_to_judge() -> None:
 
 def _unrounded_gate(point: Problem, values: Values, got: Tensors) -> Tensors:
     true = OP.reference(point, values, rounded=False)
-    return {"y": true["y"].to(torch.bfloat16), "conv": got["conv"], "S": true["S"].float()}
+    return {"y": true["y"].to(torch.bfloat16), "conv": got["conv"], "s": true["s"].float()}
 
 
 def _on(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Tensors]:
@@ -85,11 +85,11 @@ def judged_call(q: int) -> tuple[Problem, Values, judge.Expected]:
 
 
 WRONG: dict[str, tuple[Callable[..., Tensors], str]] = {
-    "state in bf16": (_on("S", lambda s: s.to(torch.bfloat16).float()), "S: "),
-    "state transposed": (_on("S", lambda s: s.mT.contiguous()), "S: "),
-    "gate not rounded": (_unrounded_gate, "S: "),
+    "state in bf16": (_on("s", lambda s: s.to(torch.bfloat16).float()), "s: "),
+    "state transposed": (_on("s", lambda s: s.mT.contiguous()), "s: "),
+    "gate not rounded": (_unrounded_gate, "s: "),
     "y of another head": (_on("y", lambda y: y.roll(HEAD, 1)), "y: "),
-    "state not written": (lambda p, v, got: {**got, "S": v["S"]}, "S: "),
+    "state not written": (lambda p, v, got: {**got, "s": v["s"]}, "s: "),
     "window not shifted": (lambda p, v, got: {**got, "conv": v["conv"]}, "conv: "),
     "window without its zeros' signs": (_on("conv", lambda c: c + 0.0), "conv: "),
 }
@@ -107,7 +107,7 @@ def test_wrong_answers_are_refused(q: int, name: str) -> None:
 def test_an_exponential_with_an_error_of_1e_4_passes_even_where_stock_is_exact() -> None:
     point, values = drawn(8, family="fast_decay")
     got = OP.stock(point)(values)
-    got["S"][values["slots"].long()] *= 1 + 1e-4
+    got["s"][values["slots"].long()] *= 1 + 1e-4
     assert complaints(point, values, got) == []
 
 
@@ -136,19 +136,19 @@ def test_an_empty_slot_must_stay_empty(value: float) -> None:
 def test_padding_rows_give_zeros_and_touch_nothing_whatever_they_hold(q: int) -> None:
     point, values = drawn(2 * q, q, "null_slots")
     want = OP.stock(point)(values)
-    values["P"][:q] = float("nan")
+    values["p"][:q] = float("nan")
     if q > 1:
         values["accepted"][0] = -7
     values["slots"][0] = -1
     for got in (OP.stock(point)(values), OP.reference(point, values, True), OP.reference(point, values, False)):
         assert int((got["y"][:q] != 0).sum()) == 0
         assert relative_l2(got["y"][q:], want["y"][q:]) < 5e-3
-        assert bool(torch.isfinite(got["S"]).all())
+        assert bool(torch.isfinite(got["s"]).all())
         own = values["slots"].reshape(-1, q)[1].long()
-        others = [s for s in range(got["S"].shape[0]) if s not in own.tolist()]
-        assert torch.equal(got["S"][others].float(), values["S"][others])
+        others = [s for s in range(got["s"].shape[0]) if s not in own.tolist()]
+        assert torch.equal(got["s"][others].float(), values["s"][others])
         assert torch.equal(got["conv"][others].bfloat16(), values["conv"][others])
-        assert not torch.equal(got["S"][own].float(), values["S"][own])
+        assert not torch.equal(got["s"][own].float(), values["s"][own])
 
 
 @pytest.mark.parametrize("q", ALL_Q)
@@ -156,20 +156,20 @@ def test_a_call_of_padding_alone_changes_nothing(q: int) -> None:
     point, values = drawn(q, q, "null_slots")
     for got in (OP.stock(point)(values), OP.reference(point, values, True)):
         assert not got["y"].any()
-        assert torch.equal(got["S"].float(), values["S"])
+        assert torch.equal(got["s"].float(), values["s"])
 
 
 @pytest.mark.parametrize(("tokens", "count", "q"), [(8, 3, 1), (16, 12, 4), (64, 24, 8)])
 def test_fewer_rows_than_the_bin_give_the_same_rows(tokens: int, count: int, q: int) -> None:
     point, values = drawn(tokens, q)
     part = rows_of(OP, point, values, count)
-    assert part["S"].shape[0] == tokens + 3
+    assert part["s"].shape[0] == tokens + 3
     for run in (OP.stock(point), lambda v: OP.reference(point, v, True)):
         whole, few = run(values), run(part)
         assert few["y"].shape[0] == count
         assert relative_l2(few["y"], whole["y"][:count]) < 1e-4
         own = part["slots"].flatten().long()
-        assert relative_l2(few["S"][own], whole["S"][own]) < 1e-6
+        assert relative_l2(few["s"][own], whole["s"][own]) < 1e-6
         assert (
             OP.hard_rules(with_tokens(point, count), part, {k: v.to(values.get(k, v).dtype) for k, v in few.items()})
             == []
@@ -179,14 +179,14 @@ def test_fewer_rows_than_the_bin_give_the_same_rows(tokens: int, count: int, q: 
 FAULTS = {
     "y of padding": ("y", lambda t, v: t[0].fill_(1e-30), "padding row"),
     "y of padding is NaN": ("y", lambda t, v: t[0].fill_(float("nan")), "padding row"),
-    "null slot of S": ("S", lambda t, v: t[0, 0, 0].mul_(-0.0), "S slot 0"),
-    "spare slot of S": ("S", lambda t, v: t[spare(v)].add_(1), "S slot"),
+    "null slot of S": ("s", lambda t, v: t[0, 0, 0].mul_(-0.0), "s slot 0"),
+    "spare slot of S": ("s", lambda t, v: t[spare(v)].add_(1), "s slot"),
     "null slot of conv": ("conv", lambda t, v: t[0].add_(1), "conv slot 0"),
 }
 
 
 def spare(values: Values) -> int:
-    return next(s for s in range(1, values["S"].shape[0]) if s not in values["slots"].flatten().tolist())
+    return next(s for s in range(1, values["s"].shape[0]) if s not in values["slots"].flatten().tolist())
 
 
 @pytest.mark.parametrize("q", ALL_Q)
@@ -211,7 +211,7 @@ def test_only_the_first_slot_of_a_verify_request_has_a_window() -> None:
 def test_states_may_have_gaps_between_their_slots(q: int) -> None:
     point, values = drawn(4, q)
     spread: Values = dict(values)
-    for name, dtype in (("conv", "bf16"), ("S", "f32")):
+    for name, dtype in (("conv", "bf16"), ("s", "f32")):
         spread[name] = guarded(values[name].shape, dtype, "cpu", pitched=True).tensor.copy_(values[name])
         assert not spread[name].is_contiguous()
     want, got = OP.stock(point)(values), OP.stock(point)(spread)
@@ -297,7 +297,7 @@ def test_the_contract_hash_is_the_same_in_another_process() -> None:
 
 def test_the_contract_hash_covers_rules_and_layouts() -> None:
     class Looser(KdaCore):
-        tensors = tuple(replace(t, rule=WorstSlot(1e-2)) if t.name == "S" else t for t in KdaCore.tensors)
+        tensors = tuple(replace(t, rule=WorstSlot(1e-2)) if t.name == "s" else t for t in KdaCore.tensors)
 
     class Compact(KdaCore):
         tensors = tuple(replace(t, pitched=False) for t in KdaCore.tensors)

@@ -25,12 +25,12 @@ def test_inputs_are_deterministic_complete_and_valid(q: int, family: Family) -> 
         assert same_bits(first[spec.name], again[spec.name])
         assert first[spec.name].shape == spec.sizes(OP.sizes(point))
         assert first[spec.name].is_contiguous()
-    assert not torch.equal(first["P"], other["P"])
+    assert not torch.equal(first["p"], other["p"])
     steady = family.steps > 1
     if name != "null_slots":
         assert torch.equal(first["slots"], other["slots"]) is steady
         slots = first["slots"].flatten().tolist()
-        assert len(set(slots)) == 8 and min(slots) > 0 and max(slots) < first["S"].shape[0]
+        assert len(set(slots)) == 8 and min(slots) > 0 and max(slots) < first["s"].shape[0]
         assert slots != sorted(slots)
     if q > 1 and name != "null_slots":
         assert set(first["accepted"].tolist()) <= set(range(1, q + 1))
@@ -38,11 +38,11 @@ def test_inputs_are_deterministic_complete_and_valid(q: int, family: Family) -> 
 
 def decays(values: Values) -> torch.Tensor:
     weights = weights_of(values, torch.float64)
-    return kda_math.decay(kda_math.gate_rows(values["P"].double(), weights, True), weights, values["lower_bound"])
+    return kda_math.decay(kda_math.gate_rows(values["p"].double(), weights, True), weights, values["lower_bound"])
 
 
 def tokens_of(values: Values) -> kda_math.Tokens:
-    weights, p = weights_of(values, torch.float64), values["P"].double()[:, None]
+    weights, p = weights_of(values, torch.float64), values["p"].double()[:, None]
     taps = values["conv"][values["slots"].long()].double()
     return kda_math.prepare(p, kda_math.gate_rows(p, weights, True), taps, weights, constants_of(values))[0]
 
@@ -74,9 +74,9 @@ def test_saturated_strengths_are_one_or_nothing_in_both_ways() -> None:
 
 
 def test_outliers_negative_zeros_and_large_gates_are_there() -> None:
-    p = drawn(8, 1, "outlier")[1]["P"].float()
+    p = drawn(8, 1, "outlier")[1]["p"].float()
     assert float(p.abs().amax(0).median()) < 5 < 30 < float(p.abs().max())
-    negative = torch.signbit(p := drawn(8, 1, "signed_zero")[1]["P"]) & (p == 0)
+    negative = torch.signbit(p := drawn(8, 1, "signed_zero")[1]["p"]) & (p == 0)
     assert 0.3 < float(negative.double().mean()) < 0.7
     assert float(tokens_of(drawn(8, 1, "large")[1]).gate.max()) == 1.0
 
@@ -85,11 +85,11 @@ def test_outliers_negative_zeros_and_large_gates_are_there() -> None:
 def test_a_warm_state_is_what_earlier_tokens_left(q: int) -> None:
     """Values under a key that was written long ago are gone; the state is no random matrix: its rows are few sums."""
     _, values = drawn(4, q, "warm")
-    state = values["S"].double()
+    state = values["s"].double()
     energy = torch.linalg.svdvals(state).square()
     assert float((energy[..., :16].sum(-1) / energy.sum(-1)).min()) > 0.9
     assert float(state.abs().amax((-1, -2)).min()) > 0.05
-    random = torch.linalg.svdvals(drawn(4, q)[1]["S"].double()).square()
+    random = torch.linalg.svdvals(drawn(4, q)[1]["s"].double()).square()
     assert float((random[..., :16].sum(-1) / random.sum(-1)).max()) < 0.5
 
 
@@ -105,7 +105,7 @@ def test_null_slots_hold_both_kinds_of_padding_among_live_requests(q: int) -> No
 def test_gate_sums_are_exact_in_float32_in_any_order(family: str) -> None:
     _, values = drawn(8, family=family)
     d = values["dt_bias"].numel()
-    f_a, f_b = values["P"][:, 4 * d : 4 * d + RANK], values["f_b"]
+    f_a, f_b = values["p"][:, 4 * d : 4 * d + RANK], values["f_b"]
     want = f_a.double() @ f_b.double().mT
     total = torch.zeros_like(want, dtype=torch.float32)
     for c in torch.randperm(RANK, generator=torch.Generator().manual_seed(2)).tolist():

@@ -18,7 +18,7 @@ def sigmoid(x: float) -> float:
 def by_hand(values: Values, row: int, slot: int, head: int) -> tuple[list[float], list[list[float]]]:
     """y and S of one head of one token at q = 1, in Python floats, straight from the formulas."""
     d = values["dt_bias"].numel()
-    p, taps = values["P"][row].tolist(), values["conv"][slot].tolist()
+    p, taps = values["p"][row].tolist(), values["conv"][slot].tolist()
     conv_w, f_b = values["conv_w"].tolist(), values["f_b"].tolist()
 
     def z(part: int) -> list[float]:
@@ -37,7 +37,7 @@ def by_hand(values: Values, row: int, slot: int, head: int) -> tuple[list[float]
         slope = math.exp(float(values["a_log"][head]))
         decay.append(math.exp(values["lower_bound"] * sigmoid(slope * (rg + float(values["dt_bias"][c])))))
     b = sigmoid(p[4 * d + 128 + head])
-    state = values["S"][slot, head].tolist()
+    state = values["s"][slot, head].tolist()
     out = []
     for i in range(128):
         state[i] = [s * x for s, x in zip(state[i], decay, strict=True)]
@@ -60,12 +60,12 @@ def test_one_token_agrees_with_the_formulas_in_python_floats(head: int, family: 
     assert got["y"][1, head * 128 : head * 128 + 128].tolist() == pytest.approx(
         y, rel=1e-9, abs=1e-9 * max(map(abs, y))
     )
-    assert got["S"][slot, head].flatten().tolist() == pytest.approx(
+    assert got["s"][slot, head].flatten().tolist() == pytest.approx(
         [x for row in state for x in row], rel=1e-9, abs=1e-12
     )
     d = values["dt_bias"].numel()
     shifted = [
-        [*old[1:], new] for old, new in zip(values["conv"][slot].tolist(), values["P"][1].tolist(), strict=False)
+        [*old[1:], new] for old, new in zip(values["conv"][slot].tolist(), values["p"][1].tolist(), strict=False)
     ]
     assert len(shifted) == 3 * d
     assert got["conv"][slot].tolist() == shifted
@@ -110,11 +110,11 @@ def test_a_zero_vector_has_no_direction() -> None:
 
 def test_a_sequence_in_two_parts_is_the_whole_sequence_and_float32_follows_float64() -> None:
     _, values = drawn(16, family="warm")
-    rows, constants = values["P"], constants_of(values)
+    rows, constants = values["p"], constants_of(values)
 
     def run(dtype: torch.dtype, *parts: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         weights, ys = weights_of(values, dtype), []
-        taps, state = values["conv"][1].to(dtype), values["S"][1].to(dtype)
+        taps, state = values["conv"][1].to(dtype), values["s"][1].to(dtype)
         for part in parts:
             y, taps, state = kda_math.sequence(rows[part].to(dtype), taps, state, weights, constants, rounded=True)
             ys.append(y)
@@ -136,13 +136,13 @@ def single_steps(
     point = problem(1)
     one: Values = {**{k: v for k, v in values.items() if k not in ("accepted", "slots")}}
     one |= {"slots": torch.tensor([1], dtype=torch.int32)}
-    one |= {"conv": torch.stack([torch.zeros_like(taps), taps]), "S": torch.stack([torch.zeros_like(state), state])}
+    one |= {"conv": torch.stack([torch.zeros_like(taps), taps]), "s": torch.stack([torch.zeros_like(state), state])}
     ys = []
     for t in range(count):
-        got = OP.reference(point, {**one, "P": values["P"][row + t : row + t + 1]}, rounded)
-        one |= {"conv": got["conv"], "S": got["S"]}
+        got = OP.reference(point, {**one, "p": values["p"][row + t : row + t + 1]}, rounded)
+        one |= {"conv": got["conv"], "s": got["s"]}
         ys.append(got["y"][0])
-    return {"y": torch.stack(ys), "conv": one["conv"][1], "S": one["S"][1]}
+    return {"y": torch.stack(ys), "conv": one["conv"][1], "s": one["s"][1]}
 
 
 @pytest.mark.parametrize(("q", "kept"), [(q, n) for q in (4, 8) for n in range(1, q + 1)])
@@ -152,19 +152,19 @@ def test_two_verify_steps_are_single_steps_over_what_was_accepted(q: int, kept: 
     other = OP.inputs(point, "normal", 4, "cpu")
     b = 8 // q - 1  # the last request
     slots, start = values["slots"][b].long(), int(values["accepted"][b]) - 1
-    taps, state = values["conv"][slots[0], :, start : start + TAPS], values["S"][slots[start]]
+    taps, state = values["conv"][slots[0], :, start : start + TAPS], values["s"][slots[start]]
     first = OP.reference(point, values, rounded=False)
     accepted = values["accepted"].clone()
     accepted[b] = kept
     second = OP.reference(
-        point, {**values, "P": other["P"], "accepted": accepted, "conv": first["conv"], "S": first["S"]}, rounded=False
+        point, {**values, "p": other["p"], "accepted": accepted, "conv": first["conv"], "s": first["s"]}, rounded=False
     )
     before = single_steps(values, b * q, taps, state, kept, rounded=False)
-    after = single_steps({**values, "P": other["P"]}, b * q, before["conv"], before["S"], q, rounded=False)
+    after = single_steps({**values, "p": other["p"]}, b * q, before["conv"], before["s"], q, rounded=False)
     rows = slice(b * q, b * q + q)
     assert torch.allclose(first["y"][rows][:kept], before["y"], rtol=1e-12, atol=1e-15)
     assert torch.allclose(second["y"][rows], after["y"], rtol=1e-12, atol=1e-15)
-    assert torch.allclose(second["S"][slots[q - 1]], after["S"], rtol=1e-12, atol=1e-15)
+    assert torch.allclose(second["s"][slots[q - 1]], after["s"], rtol=1e-12, atol=1e-15)
     assert torch.equal(second["conv"][slots[0], :, q - 1 :], after["conv"])
 
 
@@ -175,7 +175,7 @@ def test_the_window_after_a_verify_step_is_two_kept_taps_and_the_new_inputs(q: i
     slot, channels = int(values["slots"][0, 0]), values["conv"].shape[1]
     got = OP.stock(point)(values)["conv"][slot]
     assert torch.equal(got[:, :2], values["conv"][slot, :, 2:4])  # taps start at 1: entries 1, 2, 3, of which two stay
-    assert torch.equal(got[:, 2:], values["P"][:, :channels].mT)
+    assert torch.equal(got[:, 2:], values["p"][:, :channels].mT)
 
 
 @pytest.mark.parametrize("q", [4, 8])
@@ -184,6 +184,6 @@ def test_the_start_state_is_that_of_the_last_accepted_token(q: int) -> None:
     for n in range(1, q + 1):
         values["accepted"] = torch.tensor([n], dtype=torch.int32)
         want = OP.reference(point, values, True)["y"]
-        spoiled = values["S"].clone()
+        spoiled = values["s"].clone()
         spoiled[[int(s) for i, s in enumerate(values["slots"][0]) if i != n - 1]] = float("nan")
-        assert torch.equal(OP.reference(point, {**values, "S": spoiled}, True)["y"], want)
+        assert torch.equal(OP.reference(point, {**values, "s": spoiled}, True)["y"], want)

@@ -1,17 +1,17 @@
 """kda_core: Kimi Delta Attention behind its input projection: convolution, decay gate, delta rule, gated norm.
 
-Rows P [tokens, N] hold q[d] k[d] v[d] g[d] f_a[128] beta[H] pad; the formulas are in kgen.ops.kda_math, with
+Rows p [tokens, N] hold q[d] k[d] v[d] g[d] f_a[128] beta[H] pad; the formulas are in kgen.ops.kda_math, with
 
     rg = bf16(f_a f_b^T),  y = bf16(...),  all else float32 or better;  S stays float32, conv holds raw bf16 inputs
 
 One pool of state slots; slot 0 belongs to nobody. Axis q is the number of new tokens of a request.
 
-q = 1: token b reads and writes conv[slots[b]] (the last 3 inputs, oldest first) and S[slots[b]]. slots[b] <= 0 marks
+q = 1: token b reads and writes conv[slots[b]] (the last 3 inputs, oldest first) and s[slots[b]]. slots[b] <= 0 marks
 a padding row: y[b] is exactly 0 and no state is touched.
 
 q = 4, 8 (verify): token t of request b is row b q + t. With n = accepted[b] in 1..q, how many tokens of the last step
-were kept: the start state is S[slots[b, n-1]], the convolution starts from conv[slots[b, 0], :, n-1 : n+2], the tokens
-run one after the other, S[slots[b, t]] becomes the state after token t, and conv[slots[b, 0]] becomes the last two of
+were kept: the start state is s[slots[b, n-1]], the convolution starts from conv[slots[b, 0], :, n-1 : n+2], the tokens
+run one after the other, s[slots[b, t]] becomes the state after token t, and conv[slots[b, 0]] becomes the last two of
 those three taps with the q new raw inputs behind them. So the window's entries n-1 .. n+1 are the taps after any n
 tokens, and conv[slots[b, 1:]] is not touched. q = 1 is the same rule with n = 1. slots[b, 0] <= 0 marks a padding
 request: its q rows of y are exactly 0, no state is touched, accepted[b] means nothing. Slots of a call are distinct.
@@ -47,11 +47,11 @@ VERIFY = ("4", "8")
 
 
 def _requests(values: Values, q: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """P [requests, q, N]; slots [requests, q], 0 for padding; where the taps start [requests]; live or padding."""
+    """p [requests, q, N]; slots [requests, q], 0 for padding; where the taps start [requests]; live or padding."""
     slots = tensor(values, "slots").reshape(-1, q).long()
     live = slots[:, 0] > 0
     start = torch.zeros_like(slots[:, 0]) if q == 1 else tensor(values, "accepted").long().clamp(1, q) - 1
-    p = tensor(values, "P")
+    p = tensor(values, "p")
     return p.reshape(-1, q, p.shape[-1]), torch.where(live[:, None], slots, 0), start, live
 
 
@@ -68,7 +68,7 @@ class KdaCore(Op):
     pack: ClassVar = PACK
     dims: ClassVar = {name: kda_inputs.widths(heads) for name, heads in HEADS.items()}
     tensors: ClassVar = (
-        TensorSpec("P", "bf16", ("tokens", "columns"), Role.IN, "projected rows: q, k, v, g, f_a, beta, pad"),
+        TensorSpec("p", "bf16", ("tokens", "columns"), Role.IN, "projected rows: q, k, v, g, f_a, beta, pad"),
         TensorSpec(
             "conv_w", "f32", ("channels", TAPS + 1), Role.WEIGHT, "convolution, weight of the oldest input first"
         ),
@@ -93,7 +93,7 @@ class KdaCore(Op):
             "conv", "bf16", ("state_slots", "channels", "taps"), Role.STATE, "raw inputs", exact=True, pitched=True
         ),
         TensorSpec(
-            "S",
+            "s",
             "f32",
             ("state_slots", "heads", HEAD, HEAD),
             Role.STATE,
@@ -129,7 +129,7 @@ class KdaCore(Op):
     sweep: ClassVar = {"q": "1, 4, 8 tokens a request", "tokens": "all bins that whole requests fill, and 12, 24, 48"}
     shared: ClassVar = (kda_math, kda_inputs, kda_rules)
     chain: ClassVar = None
-    mutable_inputs: ClassVar = ("P",)
+    mutable_inputs: ClassVar = ("p",)
 
     def refuses(self, problem: Problem) -> str:
         q = int(problem.axes["q"])
@@ -154,7 +154,7 @@ class KdaCore(Op):
         def run(values: Values) -> dict[str, torch.Tensor]:
             """Padding writes slot 0 back as it was: shapes and addresses do not depend on the data."""
             p, slots, start, live = _requests(values, q)
-            conv, state = tensor(values, "conv"), tensor(values, "S")
+            conv, state = tensor(values, "conv"), tensor(values, "s")
             width = tensor(values, "dt_bias").shape[0]
             rg = F.linear(kda_math.f_a_columns(p, width, RANK), tensor(values, "f_b"))
             taps = _taps(conv.index_select(0, slots[:, 0]), start).float()
@@ -167,7 +167,7 @@ class KdaCore(Op):
             return {
                 "y": torch.where(live[:, None, None], y, 0.0).flatten(0, 1).to(torch.bfloat16),
                 "conv": conv.index_copy(0, slots[:, 0], window),
-                "S": state.index_copy(0, slots.flatten(), states.flatten(0, 1)),
+                "s": state.index_copy(0, slots.flatten(), states.flatten(0, 1)),
             }
 
         return run
@@ -175,7 +175,7 @@ class KdaCore(Op):
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
         rows, slots, start, live = _requests(values, int(problem.axes["q"]))
         p, at, n = rows[live].double(), slots[live], start[live]
-        conv, state = tensor(values, "conv").double(), tensor(values, "S").double()
+        conv, state = tensor(values, "conv").double(), tensor(values, "s").double()
         weights, constants = weights_of(values, torch.float64), constants_of(values)
         y = rows.new_zeros((*rows.shape[:2], weights.width), dtype=torch.float64)
         if at.numel():
@@ -184,14 +184,14 @@ class KdaCore(Op):
             out, history, states = kda_math.advance(p, rg, _taps(conv[at[:, 0]], n), first, weights, constants)
             y[live] = round_bf16(out) if rounded else out
             conv[at[:, 0]], state[at] = history[..., 1:], states
-        return {"y": y.flatten(0, 1), "conv": conv, "S": state}
+        return {"y": y.flatten(0, 1), "conv": conv, "s": state}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
         q = int(problem.axes["q"])
         _, slots, _, live = _requests(values, q)
         padding_rows = got["y"].reshape(*slots.shape, -1)[~live]
         found = ["y of a padding row is not exactly 0"] if bool((padding_rows != 0).any()) else []
-        for name, bits, owned in (("conv", torch.int16, slots[live, 0]), ("S", torch.int32, slots[live].flatten())):
+        for name, bits, owned in (("conv", torch.int16, slots[live, 0]), ("s", torch.int32, slots[live].flatten())):
             before, after = tensor(values, name), got[name]
             same = (before.view(bits) == after.view(bits)).flatten(1).all(-1)
             same[owned] = True

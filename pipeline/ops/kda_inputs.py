@@ -51,7 +51,7 @@ def draw(
         start = 4 * size["width"] + RANK
         beta = p[:, start : start + size["heads"]]
         beta.copy_(torch.where(normal(tuple(beta.shape), gen) < 0, -SATURATED, SATURATED))
-    values: Values = {"P": p, **_weights(size, family, gen), **scalars}
+    values: Values = {"p": p, **_weights(size, family, gen), **scalars}
     return {**values, **_states(size, family, gen, values), **_slots(size, family, slots_gen, gen)}
 
 
@@ -90,13 +90,13 @@ def _states(size: dict[str, int], family: str, gen: torch.Generator, values: Val
         empty, zeros = p.new_zeros((slots, channels, TAPS)).float(), torch.zeros(shape, device=gen.device)
         weights, constants = weights_of(values, torch.float32), constants_of(values)
         _, _, state = kda_math.sequence(p.float(), empty, zeros, weights, constants, rounded=True)
-        return {"conv": p[:, WARM_STEPS - taps :, :channels].mT.contiguous(), "S": state}
+        return {"conv": p[:, WARM_STEPS - taps :, :channels].mT.contiguous(), "s": state}
     # the steps of `drift` fill an empty state, which costs nothing to draw at every one of them
     state = torch.zeros(shape, device=gen.device) if family == "drift" else normal(shape, gen, 0.5)
     conv = _rows((slots, taps, channels), family, gen)
     if family in ("drift", "zero_rows"):
         conv.zero_()
-    return {"conv": conv.mT.contiguous(), "S": state}
+    return {"conv": conv.mT.contiguous(), "s": state}
 
 
 def _slots(size: dict[str, int], family: str, gen: torch.Generator, accepted_gen: torch.Generator) -> Values:

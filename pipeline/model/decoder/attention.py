@@ -36,9 +36,9 @@ class Kda:
         conv, s = state.conv[self.layer], state.s[self.layer]
         places = {"slots": state.slots(), **({"accepted": state.accepted} if self.verify else {})}
         scalars = {"lower_bound": KDA_LOWER_BOUND, "scale": KDA_SCALE, "eps_qk": KDA_QK_EPS, "eps": RMS_EPS}
-        got = self._core({"P": p, **values, "conv": conv, "S": s, **places, **scalars})
+        got = self._core({"p": p, **values, "conv": conv, "s": s, **places, **scalars})
         keep(conv, got["conv"])
-        keep(s, got["S"])
+        keep(s, got["s"])
         return got["y"]
 
 
