@@ -73,6 +73,18 @@ def test_every_rounding_of_the_query_is_where_the_formulas_have_it(
     assert true == pytest.approx(max(-448.0, exact) if axes else exact, rel=1e-12)
 
 
+def test_the_normed_row_and_the_absorbed_latent_are_rounded_on_the_way() -> None:
+    problem = Q.problem("nano", 1, "sm_90a")
+    norm = q_values(2.625, 1.0)  # 1 / sqrt(3.625) = 0.525226 -> 0.5234375
+    norm["w_qb"][128, 0] = 1.84375  # -> 247.06 / 256; without that rounding 247.91
+    latent = q_values(0.0, 1.375)
+    latent["w_qb"][0, 0], latent["w_uk"][0, 0, 0] = 1.6484375, 1.7109375  # 2.820374 -> 2.828125
+    for got in (Q.reference(problem, norm, True)["query"], Q.stock(problem)(norm)["query"].double()):
+        assert float(got[0, 0, LATENT]) == 247 / 256
+    for got in (Q.reference(problem, latent, True)["query"], Q.stock(problem)(latent)["query"].double()):
+        assert float(got[0, 0, 0]) == 249 / 64  # 248.875 / 64; without that rounding 248.19
+
+
 def test_eps_is_added_to_the_mean_square_of_the_query_row() -> None:
     problem = Q.problem("nano", 1, "sm_90a")
     values = q_values(3.0, 1.0)
