@@ -143,6 +143,15 @@ def test_a_better_expert_may_not_be_dropped_for_one_inside_the_window() -> None:
     assert any("left out" in line for line in OP.hard_rules(problem, values, got))
 
 
+def test_a_near_tie_at_the_top_does_not_excuse_the_last_places() -> None:
+    problem, values, _ = two_close(5e-5, "exact")
+    values["bias"][1] = 4.0 - 2e-6
+    stock = OP.stock(problem)(values)
+    for ids, passes in (([1, 0, 2, 3], True), ([0, 1, 2, 4], False), ([0, 1, 3, 2], False)):
+        got = {**stock, "ids": torch.tensor([ids], dtype=torch.int32)}
+        assert (OP.hard_rules(problem, values, got) == []) is passes
+
+
 @pytest.mark.parametrize("ids", [[1, 0, 2, 3], [0, 1, 2, 4]])
 def test_true_ties_must_keep_the_lower_id_first_and_in(ids: list[int]) -> None:
     problem, values, _ = two_close(0.0, "fast")
