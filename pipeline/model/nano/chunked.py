@@ -27,7 +27,10 @@ _REACH = -LOWEST * GROUP / 2
 
 
 class _UnitLowerInverse(torch.autograd.Function):
-    """(I + L)^-1 for strictly lower L [..., n, n], n a power of two, by doubling solved blocks: stable, few calls."""
+    """(I + L)^-1 [..., n, n], n a power of two, by doubling solved blocks: stable, few calls.
+
+    L is what stands below the diagonal of the input; the rest is not read.
+    """
 
     @staticmethod
     def forward(ctx: Any, lower: torch.Tensor) -> torch.Tensor:
@@ -86,7 +89,7 @@ class Factors(NamedTuple):
     """What a chunk contributes before its start state is known; [n, r, C, ...] with n chunks of r heads."""
 
     attention: torch.Tensor  # <q_t e^(G_t - G_s), k_s> for s <= t [C, C]
-    lower: torch.Tensor  # L [C, C]
+    lower: torch.Tensor  # L [C, C], anything on and above the diagonal
     values: torch.Tensor  # b v [C, v]
     keys: torch.Tensor  # b k e^G [C, k]
     late_keys: torch.Tensor  # k e^(G_end - G) [C, k]
@@ -107,7 +110,7 @@ def factors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: torch.Tenso
     decayed, end = gate.exp(), gate[..., -1:, :]
     return Factors(
         attention.tril(),
-        (lower * beta).tril(-1),
+        lower * beta,
         v * beta,
         k * decayed * beta,
         k * (end - gate).exp(),

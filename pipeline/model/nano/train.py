@@ -100,7 +100,7 @@ def _short(value: Any) -> str:
 class Training:
     """A model on its way: masters, optimiser, and what has been done so far (also in an earlier command)."""
 
-    def __init__(self, run: Run, log: Log) -> None:
+    def __init__(self, run: Run, log: Log, launched: float) -> None:
         self.run, self.log = run, log
         cuda = run.device.startswith("cuda")
         torch.set_float32_matmul_precision("high" if cuda else "highest")
@@ -109,7 +109,7 @@ class Training:
         self.optimiser = optimiser(self.model, run.rate)
         self.step = self.tokens = 0
         self.earlier = 0.0  # seconds that earlier commands trained
-        self.launched = self.began = time.monotonic()
+        self.launched, self.began = launched, time.monotonic()
         self.exams: dict[Exam, list[Batch]] = {}
         self.stop = False
 
@@ -202,7 +202,8 @@ class Training:
 def train(run: Run) -> None:
     """The whole command; raises ValueError for what cannot be done and RuntimeError when training breaks."""
     again = run.state is not None and run.state.exists()
-    log = Log(run.log, again)
+    log, launched = Log(run.log, again), time.monotonic()
+    handler = signal.getsignal(signal.SIGTERM)
     issued, diet = 0, run.diet()
     state: Training | None = None
 
@@ -217,7 +218,7 @@ def train(run: Run) -> None:
             wanted = [e for e in EXAMS if e.length <= run.longest and e.task in diet.tasks]
             exams = [replace(e, count=min(e.count, run.exam_items)) for e in wanted]
             drawn = {exam: [pack(job) for job in exam.jobs(run.tokens, EXAM_SEED)] for exam in exams}
-            state = training = Training(run, log)
+            state = training = Training(run, log, launched)
             if run.state is not None and again:
                 training.resume(run.state)
                 issued = training.step
@@ -229,6 +230,7 @@ def train(run: Run) -> None:
         whole = training.progress() >= 1
         log("end" if whole else "pause", step=training.step, seconds=training.seconds(), sha256=digest)
     finally:
+        signal.signal(signal.SIGTERM, handler)
         log.close()
 
 
