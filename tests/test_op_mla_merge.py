@@ -108,12 +108,12 @@ def test_shards_are_weighted_by_powers_of_two(
 
 
 def test_the_merged_latent_is_rounded_before_its_product() -> None:
-    values = one_hot_merge((1.0, 0.0), (1.0, 1.0078125))  # 1.002604: half a bf16 step is 1.00390625
-    values["w_uv"][1, 3, 5] = 1.0078125
+    values = one_hot_merge((1.0, 0.0), (1.03125, 1.0))  # 2 : 1, 1.020833 -> 1.0234375
+    values["w_uv"][1, 3, 5] = 1.9453125
     exact = MERGE.reference(MERGE.problem("nano", 1, "sm_90a"), values, False)["y"]
-    assert float(exact[0, 128 + 5]) == pytest.approx((2 + 1.0078125) / 3 * 1.0078125 / 2, rel=1e-6)
+    assert float(exact[0, 128 + 5]) == pytest.approx((2 * 1.03125 + 1) / 3 * 1.9453125 / 2, rel=1e-12)
     for got in answers(MERGE, values, 1):
-        assert float(got[0, 128 + 5]) == 1.0078125 / 2
+        assert float(got[0, 128 + 5]) == 255 / 256  # 254.84 / 256; without that rounding 254.19
 
 
 @pytest.mark.parametrize("dims", ["nano", "k3-tp8"])
