@@ -41,6 +41,7 @@ HELDOUT_SHARE = 8  # one prompt in so many is held out
 MODULUS = 10
 UNITS = (3, 7, 9)  # factors that lose nothing modulo 10
 BRACKETS = ("()", "[]", "{}", "<>")
+LONGEST = 65536  # tokens of an item, of any task
 MOST_PAIRS, QUERIES = 64, 4
 MOST_COPIED = 256
 MOST_STEPS = 24
@@ -69,13 +70,12 @@ class Item:
 class Task:
     """`make` draws (inside of the prompt, answer without EOS) for a number of tokens that both may take together.
 
-    `shortest` and `longest` bound the item length; beyond `useful` a longer limit changes nothing.
+    Items have at least `shortest` tokens to fill; beyond `useful` a longer limit changes nothing.
     """
 
     make: Callable[[Draw, int], Pair]
     shortest: int
     useful: int
-    longest: int
     usual: int  # the length of items when none is named
 
 
@@ -173,11 +173,11 @@ _EQUALS, _END = _token("="), _token(";")
 _PAIRS = tuple((_token(pair[0]), _token(pair[1])) for pair in BRACKETS)
 
 TASKS: Mapping[str, Task] = {
-    "recall": Task(_recall, 36, 65536, 65536, 512),
-    "copy": Task(_copy, 8, 2 * MOST_COPIED + 4, 65536, 128),
-    "modular": Task(_modular, 18, 8 * MOST_STEPS + 2, 65536, 128),
-    "brackets": Task(_brackets, 12, MOST_BRACKETS + DEEPEST + 4, 65536, 96),
-    "json": Task(_json, 48, 256, 65536, 192),
+    "recall": Task(_recall, 36, LONGEST, 512),
+    "copy": Task(_copy, 8, 2 * MOST_COPIED + 4, 128),
+    "modular": Task(_modular, 18, 8 * MOST_STEPS + 2, 128),
+    "brackets": Task(_brackets, 12, MOST_BRACKETS + DEEPEST + 4, 96),
+    "json": Task(_json, 48, 256, 192),
 }
 LONG_CONTEXT = 16384  # length of the long recall items
 
@@ -196,8 +196,8 @@ def item(task: str, split: str, index: int, *, seed: int = 0, length: int | None
         raise ValueError(f"no split {split!r}: choose one of {', '.join(SPLITS)}")
     entry = TASKS[task]
     size = entry.usual if length is None else length
-    if not entry.shortest <= size <= entry.longest:
-        raise ValueError(f"length {size} is out of range for {task}: use {entry.shortest}..{entry.longest}")
+    if not entry.shortest <= size <= LONGEST:
+        raise ValueError(f"length {size} is out of range for {task}: use {entry.shortest}..{LONGEST}")
     if index < 0:
         raise ValueError(f"item index {index} is negative: count from 0")
     draw = Draw(f"{task}/{split}/{seed}/{index}/{size}")

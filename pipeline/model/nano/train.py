@@ -30,7 +30,7 @@ from kgen.model.nano.packing import EXAMS, Diet, Exam, Job, Packed, pack
 from kgen.model.nano.pointwise import Pointwise
 from kgen.model.nano.shape import SHAPES
 from kgen.model.nano.tasks import TASKS
-from kgen.model.nano.trainable import Context, NanoModel
+from kgen.model.nano.trainable import NanoModel
 
 RESERVE_S = 25.0  # of the budget, for the last evaluation and the file
 EXAM_SEED = 1_000_003  # the items that measure training are not the gate's
@@ -130,7 +130,7 @@ class Training:
 
     def fuse(self) -> str:
         """Compile the element-wise parts by running them once; what became of it. Training goes on without them."""
-        self.model.context = Context(Pointwise.compiled())
+        self.model.fn = Pointwise.compiled()
         try:
             for length in (64, 128):  # the second one is compiled for any number of rows
                 ids = torch.ones(4, length, dtype=torch.int64, device=self.run.device)
@@ -139,7 +139,7 @@ class Training:
                 rows, _ = self.model(ids, quantise=False)
                 self.model.head(rows).sum().backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError) as fault:
-            self.model.context = Context(Pointwise())
+            self.model.fn = Pointwise()
             return f"no: {type(fault).__name__}: {str(fault).splitlines()[0][:200]}"
         finally:
             self.model.zero_grad()

@@ -9,7 +9,6 @@ Not here: loss and optimiser (`train`), packed expert weights (`export`), caches
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,13 +19,6 @@ from kgen.contract.quant import mxfp4_pack, mxfp4_unpack
 from kgen.model.nano.chunked import delta_rule
 from kgen.model.nano.pointwise import Pointwise, wide
 from kgen.model.nano.shape import Shape
-
-
-@dataclass(frozen=True)
-class Context:
-    """What every layer is given besides its row: the functions in use."""
-
-    fn: Pointwise
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -48,10 +40,10 @@ class _Mix(nn.Module):
         self.w_query = nn.Parameter(torch.zeros(shape.hidden))
         self.w_out = nn.Parameter(torch.ones(shape.hidden))
 
-    def forward(self, sources: Sequence[torch.Tensor], ctx: Context) -> torch.Tensor:
+    def forward(self, sources: Sequence[torch.Tensor], fn: Pointwise) -> torch.Tensor:
         dtype = sources[0].dtype
         weights = (w.to(dtype) for w in (self.w_norm, self.w_query, self.w_out))
-        mixed: torch.Tensor = ctx.fn.residual_mix(torch.stack(tuple(sources)), *weights)
+        mixed: torch.Tensor = fn.residual_mix(torch.stack(tuple(sources)), *weights)
         return mixed
 
 
@@ -71,8 +63,8 @@ class Kda(nn.Module):
         self.w_onorm = nn.Parameter(torch.ones(shape.head))
         self.w_o = _matrix(shape.hidden, width)
 
-    def forward(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        s, fn = self.shape, ctx.fn
+    def forward(self, x: torch.Tensor, fn: Pointwise) -> torch.Tensor:
+        s = self.shape
         qkv, gate, low, strength, _ = torch.split(
             linear(x, self.w_in),
             [3 * s.width, s.width, s.gate_rank, s.heads, s.kda_rows - 4 * s.width - s.gate_rank - s.heads],
@@ -102,8 +94,8 @@ class Mla(nn.Module):
         self.w_uv = nn.Parameter(torch.randn(shape.heads, shape.kv_lora, shape.head) * shape.kv_lora**-0.5)
         self.w_o = _matrix(shape.hidden, shape.width)
 
-    def forward(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        s, fn, dtype = self.shape, ctx.fn, x.dtype
+    def forward(self, x: torch.Tensor, fn: Pointwise) -> torch.Tensor:
+        s, dtype = self.shape, x.dtype
         q_a, kv, shared, gate = torch.split(linear(x, self.w_in), [s.q_lora, s.kv_lora, s.rope, s.width], dim=-1)
         query = _per(linear(fn.rms_norm(q_a, self.w_qn.to(dtype)), self.w_qb), s.heads)
         latent = fn.rms_norm(kv, self.w_kvn.to(dtype))
@@ -126,8 +118,8 @@ class Dense(nn.Module):
         self.w_gate_up = _matrix(2 * width, hidden)
         self.w_down = _matrix(hidden, width)
 
-    def forward(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        return linear(ctx.fn.gated_situ(linear(x, self.w_gate_up)), self.w_down)
+    def forward(self, x: torch.Tensor, fn: Pointwise) -> torch.Tensor:
+        return linear(fn.gated_situ(linear(x, self.w_gate_up)), self.w_down)
 
 
 class Moe(nn.Module):
@@ -156,10 +148,10 @@ class Moe(nn.Module):
         return kept / (kept.sum(-1, keepdim=True) + 1e-20)
 
     def forward(
-        self, x: torch.Tensor, ctx: Context, experts: tuple[torch.Tensor, torch.Tensor]
+        self, x: torch.Tensor, fn: Pointwise, experts: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The row to add, and how many rows chose each expert [..., experts] as 0 or 1."""
-        s, fn = self.shape, ctx.fn
+        s = self.shape
         w13, w2 = experts
         weight = self.route(x)
         inner = _per(linear(linear(x, self.w_latent), w13.flatten(0, 1)), s.experts)
@@ -181,10 +173,10 @@ class Layer(nn.Module):
         self.dense = Dense(shape.hidden, shape.dense) if index == 0 else None
         self.moe = Moe(shape) if index else None
 
-    def attend(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+    def attend(self, x: torch.Tensor, fn: Pointwise) -> torch.Tensor:
         mixer = self.kda if self.kda is not None else self.mla
         assert mixer is not None
-        out: torch.Tensor = mixer(x, ctx)
+        out: torch.Tensor = mixer(x, fn)
         return out
 
 
@@ -200,7 +192,7 @@ class NanoModel(nn.Module):
             self.final = _Mix(shape)
             self.layers = nn.ModuleList(Layer(shape, i) for i in range(shape.layers))
         self.shape, self.compute = shape, compute
-        self.context = Context(fn or Pointwise())
+        self.fn = fn or Pointwise()
 
     def stack(self) -> list[Layer]:
         """The layers in order."""
@@ -215,7 +207,7 @@ class NanoModel(nn.Module):
 
         `quantise` rounds expert weights to MXFP4 on the way (the gradient passes as if it had not).
         """
-        ctx, s = self.context, self.shape
+        fn, s = self.fn, self.shape
         flat: list[torch.Tensor] = [w for m in self.moes() for w in (m.w13, m.w2)]
         flat = fake_mxfp4(flat) if quantise else flat
         experts = list(zip(flat[0::2], flat[1::2], strict=True))
@@ -225,20 +217,20 @@ class NanoModel(nn.Module):
         chosen: list[torch.Tensor] = []
         for i, layer in enumerate(self.stack()):
             prefix = prefix if delta is None else prefix + delta
-            attended = layer.attend(layer.pre([*blocks, prefix], ctx), ctx)
+            attended = layer.attend(layer.pre([*blocks, prefix], fn), fn)
             if i % s.block == 0:  # the snapshot counts as a source from now on, the running sum restarts
                 blocks.append(prefix)
                 prefix = attended
             else:
                 prefix = prefix + attended
-            row = layer.post([*blocks, prefix], ctx)
+            row = layer.post([*blocks, prefix], fn)
             if layer.dense is not None:
-                delta = layer.dense(row, ctx)
+                delta = layer.dense(row, fn)
             if layer.moe is not None:
-                delta, choice = layer.moe(row, ctx, experts[len(chosen)])
+                delta, choice = layer.moe(row, fn, experts[len(chosen)])
                 chosen.append(choice)
         assert delta is not None
-        return self.final([*blocks, prefix + delta], ctx), torch.stack(chosen)
+        return self.final([*blocks, prefix + delta], fn), torch.stack(chosen)
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits [..., vocab] of rows [..., hidden], wide."""
