@@ -1,4 +1,4 @@
-"""On a GPU: the decode model in CUDA graphs gives what it gives eagerly, and every op's stock path is captured in it."""
+"""On a GPU: the decode model in CUDA graphs gives what it gives eagerly; every stock op is captured in it."""
 
 import pytest
 import torch

@@ -181,7 +181,7 @@ class Op(abc.ABC):
     def _signature_more(self) -> dict[str, object]:
         """Parts that not every contract has; what an op does not use does not touch its hash."""
         more: dict[str, object] = {
-            "layouts": {t.name: found for t in self.tensors if (found := t.extra())},
+            "layouts": [[t.name, t.dtype, found] for t in self.tensors if (found := t.extra())],
             "runtime_dims": list(self.runtime_dims),
             "scenarios": [f.name for f in self.scenarios],
             "modules": [sha256_text(inspect.getsource(module)) for module in self.shared],
