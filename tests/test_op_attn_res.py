@@ -11,7 +11,6 @@ from kgen.contract.selftest import complaints
 from kgen.gates.judge import Chain, expected, judge_outputs
 from kgen.gates.rows import rows_of, with_tokens
 from kgen.ops.attn_res import AttnRes
-from kgen.ops.attn_res_math import depth
 from kgen.records import Problem
 
 OP = AttnRes()
@@ -90,41 +89,41 @@ def plain_step(state: dict[str, Any], delta: list[float], nb: int, write: int, w
     return [v * scale * g for v, g in zip(mix, w["w_out"], strict=True)]
 
 
-def test_the_walk_in_model_order_agrees_with_plain_loops() -> None:
-    point, seed = problem(1), 5
-    first = OP.inputs(point, "model_order", seed, "cpu")
-    chain = Chain(OP, point, first)
+def test_the_order_of_the_model_agrees_with_plain_loops() -> None:
+    """Twelve calls: every second one snapshots what the next one mixes."""
+    point = problem(1)
+    first = OP.inputs(point, "normal", 5, "cpu")
+    chain = Chain(OP, point, {**first, "nb": 0, "write_idx": 0})
     state = {"prefix": first["prefix"][0].tolist(), "blocks": first["blocks"][0].tolist()}
     weights = {n: first[n].tolist() for n in ("w_norm", "w_query", "w_out")} | {n: first[n] for n in ("eps", "eps_out")}
-    seen, written = set(), set()
-    for step in range(18):
-        fresh = OP.inputs(point, "model_order", seed + step, "cpu")
-        answer = chain.step(fresh if step else None)
-        nb, write = fresh["nb"], fresh["write_idx"]
+    for step in range(12):
+        nb = step // 2 % 3
+        write = -1 if step % 2 or nb == 2 else nb
+        fresh = {**OP.inputs(point, "normal", 5 + step, "cpu"), "nb": nb, "write_idx": write}
+        got = chain.step(fresh if step else None).rounded
         want = plain_step(state, fresh["delta"][0].tolist(), nb, write, weights)
-        got = answer.rounded
         assert got["prefix"][0].tolist() == state["prefix"] and got["blocks"][0].tolist() == state["blocks"]
         assert got["out"][0].tolist() == pytest.approx(want, rel=2**-8, abs=1e-30)
-        seen.add(nb)
-        written.add(write)
-    assert seen == {0, 1, 2} and written == {-1, 0, 1}
 
 
-def test_the_walk_and_the_families_reach_every_depth_of_eight_slots() -> None:
-    assert {depth(f.name, 8) for f in OP.families} == set(range(9))
+def eight_slots(family: str) -> tuple[int, int]:
     wide = AttnRes()
     wide.dims = {"nano": {"hidden": 16, "slots": 8}}  # type: ignore[misc]
-    drawn = [wide.inputs(problem(1), "model_order", 40 + i, "cpu") for i in range(18)]
-    assert {(v["nb"], v["write_idx"]) for v in drawn} == {(n, n) for n in range(8)} | {(n, -1) for n in range(9)}
+    values = wide.inputs(problem(1), family, 3, "cpu")
+    return values["nb"], values["write_idx"]
+
+
+def test_the_families_reach_every_depth_of_eight_slots_and_both_ends_of_the_writes() -> None:
+    found = [eight_slots(f.name) for f in OP.families]
+    assert {nb for nb, _ in found} == set(range(9))
+    assert {write for _, write in found} == {-1, 0, 4, 7}
+    assert all(write in (-1, nb) for nb, write in found), "what is written is not mixed"
 
 
 @pytest.mark.parametrize("scenario", [f.name for f in OP.scenarios])
 def test_a_scenario_has_the_depth_of_its_name(scenario: str) -> None:
-    wide = AttnRes()
-    wide.dims = {"nano": {"hidden": 16, "slots": 8}}  # type: ignore[misc]
-    values = wide.inputs(problem(1), scenario, 3, "cpu")
-    assert values["nb"] == int(scenario.removeprefix("nb").removesuffix("_write"))
-    assert values["write_idx"] == (4 if scenario.endswith("_write") else -1)
+    nb = int(scenario.removeprefix("nb").removesuffix("_write"))
+    assert eight_slots(scenario) == (nb, 4 if scenario.endswith("_write") else -1)
 
 
 def test_growing_reaches_thirty_in_sixty_four_steps() -> None:
@@ -155,6 +154,7 @@ FAULTS = [
     ("normal", "aux", other_bit, "aux: must equal"),
     ("normal", "blocks", other_bit, "not written to"),
     ("write", "blocks", other_bit, "blocks: must equal"),
+    ("write_first", "blocks", other_bit, "blocks: must equal"),
     ("signed_zero", "prefix", no_minus_zero, "prefix: must equal"),
     ("signed_zero", "blocks", no_minus_zero, "not written to"),
     ("normal", "out", lambda x: x * 1.01, "out: relL2"),

@@ -95,8 +95,9 @@ class AttnRes(Op):
         Family("unused_inf", "slots that are not mixed hold inf, which must not even be multiplied by zero"),
         *DEPTH_FAMILIES,
         Family("write", "snapshot into the first free slot, which is not mixed in this call"),
+        Family("write_first", "nb = 0, snapshot into slot 0"),
+        Family("write_last", "snapshot into the last slot, all others mixed"),
         Family("growing", "64 steps on one state, rms growing 1 to 30, as over the layers", steps=GROWING_STEPS),
-        Family("model_order", "18 steps: nb grows, every second call snapshots what the next one mixes", steps=18),
     )
     scenarios: ClassVar = (*SWEPT_DEPTHS, Family("nb4_write", "nb = 4 with a snapshot"))
     sweep: ClassVar = {
@@ -116,7 +117,7 @@ class AttnRes(Op):
         if problem.axes["variant"] in WITH_DELTA:
             delta = rows((size["tokens"], size["hidden"]), family, gen)
             drawn["delta"] = delta * steps_to_grow() if family == "growing" else delta
-        nb, write = _depth_and_write(family, size["slots"], seed)
+        nb, write = _depth_and_write(family, size["slots"])
         values: Values = {k: v.to(torch.bfloat16) for k, v in drawn.items()}
         return {**values, "nb": nb, "write_idx": write, "eps": RMS_EPS, "eps_out": RMS_EPS}
 
@@ -160,10 +161,7 @@ class AttnRes(Op):
         )
 
 
-def _depth_and_write(family: str, slots: int, seed: int) -> tuple[int, int]:
-    """nb and write_idx; `model_order` walks them with the seed, which counts up from step to step."""
-    if family == "model_order":
-        nb, plain = divmod(seed % (2 * (slots + 1)), 2)
-        return nb, -1 if plain or nb == slots else nb
-    nb = depth(family, slots)
-    return nb, nb if family.endswith("write") and nb < slots else -1
+def _depth_and_write(family: str, slots: int) -> tuple[int, int]:
+    """nb and write_idx: a snapshot goes into the first free slot."""
+    nb = {"write_first": 0, "write_last": slots - 1}.get(family, depth(family, slots))
+    return nb, nb if "write" in family and nb < slots else -1
