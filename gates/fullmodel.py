@@ -9,6 +9,7 @@ this judge alone sees them together. Rules: fullmodel_rules.py (numbers), fullmo
     fullmodel.attestation  the candidate's kernels did not run exactly as often as the build record says
     fullmodel.insensitive  error: a mutant passed, or could not be tried: the gate proves nothing
     fullmodel.crash        fail: the candidate's process died or hung; error: one of the other processes did
+    fullmodel.no_seat      error: this gate's model does not use the op, so that nothing can be said about it yet
     fullmodel.no_gpu, fullmodel.other_gpu   skip, with the next command
 
 Not covered at this stage: attention layers, quantised experts, long context, sampling, tasks with a measurable score.
@@ -28,7 +29,8 @@ from kgen.gates.fullmodel_trial import Trial
 from kgen.gates.runner import host
 from kgen.gates.runner.job import Built, LoadSpec, spec
 from kgen.gates.skipping import skip_without
-from kgen.records import GateResult
+from kgen.model.step import SEATED
+from kgen.records import GateResult, Status
 
 GATE = "full-model-eval"
 DEADLINE_SECONDS = 480.0
@@ -58,6 +60,9 @@ def run(
     specs = [to_spec(a) for a in artefacts]
     if (skipped := skip_without(device, op, specs, GATE, "fullmodel", next_command)) is not None:
         return skipped
+    if op.name not in SEATED:
+        text = f"the gate's decode model has no seat for {op.name}: it cannot be evaluated, and not promoted, yet"
+        return GateResult(GATE, Status.ERROR, "fullmodel.no_seat", text, {}, 0.0, GATE_CONTRACT)
     arch = device_arch() if device != "cpu" else specs[0].problem.arch
     mine, theirs = ([b for b in builds if b.record.problem.arch == arch] for builds in (artefacts, mutants))
     drawn = seeds or (secrets.randbits(SEED_BITS), secrets.randbits(SEED_BITS))

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +136,10 @@ def test_a_batch_without_a_record_is_no_pass(engine: str) -> None:
     result = judge("reordered", running=forgetful)
     assert (result.status, result.code) == (Status.ERROR, "fullmodel.crash"), result.message
     assert "left no record" in result.message
+
+
+def test_an_op_without_a_seat_in_the_model_is_our_error_and_blames_nobody() -> None:
+    op = REGISTRY.get("kda_core")
+    result = fullmodel.run(op, [stand("reordered", 4)], [], cache=Path("none"), device="cpu")
+    assert (result.status, result.code) == (Status.ERROR, "fullmodel.no_seat")
+    assert "kda_core" in result.message

@@ -24,6 +24,8 @@ from kgen.ops.moe_shared import situ
 from kgen.ops.pack import RMS_EPS
 from kgen.records import Problem
 
+SEATED = ("attn_res", "moe_shared")  # the ops that a step calls
+
 
 @dataclass
 class State:
