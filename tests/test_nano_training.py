@@ -275,7 +275,7 @@ def test_the_file_format_by_hand(tmp_path: Path) -> None:
     assert tensors["x"].tolist() == [1.0, -2.0] and notes == {}
 
 
-@pytest.mark.parametrize("keep", [0, 5, 200, 6000, -1])
+@pytest.mark.parametrize("keep", [0, 5, 200, 6000, -1, -2])
 def test_a_file_cut_short_is_refused(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "w.safetensors"
     export.write(path, shaken(torch.float32), {})
