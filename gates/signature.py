@@ -9,16 +9,20 @@ from kgen.records import Problem
 
 
 def signature(op: Op, problem: Problem) -> Signature:
-    """The op's arguments for one problem, as data for the builder."""
+    """The op's arguments for one problem, as data for the builder.
+
+    Sizes that are known at run time only are no dims: a candidate that could read them would bake them in.
+    """
     sizes, present = op.sizes(problem), op.present(problem)
+    written = [i for role in (Role.OUT, Role.STATE) for i, t in enumerate(present) if t.role is role]
     return Signature(
-        dims={**sizes, **problem.axes},
+        dims={**{symbol: n for symbol, n in sizes.items() if symbol not in op.runtime_dims}, **problem.axes},
         tokens=problem.tokens,
         arch=problem.arch,
         tensors=tuple((DTYPES[t.dtype].cutlass, t.sizes(sizes)) for t in present),
         scalars=tuple((s.dtype, s.sample) for s in op.scalars),
         names=(*(t.name for t in present), *(s.name for s in op.scalars)),
-        first_out=next(i for i, t in enumerate(present) if t.role is Role.OUT),
+        first_out=written[0],
         dtypes={d.name: d.cutlass for d in DTYPES.values()},
         layouts=_layouts(op, present),
     )

@@ -6,7 +6,7 @@
    It stands in for libcute_dsl_runtime.so and for the parts of tvm-ffi that a launcher uses (KERNEL.so is linked
    against nothing; its undefined symbols resolve to the functions here). The description has one item a line:
        kernel NAME COUNT SIZE...          parameter sizes of a kernel of the cubin, in bytes
-       tensor ADDRESS CODE BITS NDIM DIM...
+       tensor ADDRESS CODE BITS PITCH NDIM DIM...   PITCH: elements between entries of the first dimension, 0: compact
        int VALUE | float VALUE
    arguments in call order. The function is called twice: a launcher must do the same thing every time. Output: one
    JSON object a line; {"done": status} is the last. From the first call on, a seccomp filter kills the process on any
@@ -213,10 +213,12 @@ static void read_tensor(void) {
     t->data = (void *)(uintptr_t)number();
     t->device_type = 2; /* CUDA */
     t->code = (uint8_t)number(), t->bits = (uint8_t)number(), t->lanes = 1;
+    int64_t pitch = number();
     t->ndim = (int32_t)number();
     if (t->ndim < 0 || t->ndim > MAX_DIMS) fail("too many dimensions");
     for (int i = 0; i < t->ndim; i++) shape[i] = number();
     for (int i = t->ndim - 1; i >= 0; i--) strides[i] = step, step *= shape[i];
+    if (pitch && t->ndim) strides[0] = pitch;
     t->shape = shape, t->strides = strides;
     args[arg_count].type = DLTENSOR, args[arg_count++].value.p = t;
 }

@@ -6,6 +6,7 @@ counts launches again on the GPU, where the object meets the runtime.
 """
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -49,12 +50,24 @@ class RecorderError(RuntimeError):
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of the exported function: a tensor (dtype, shape) or a scalar ("i32"/"f32", value)."""
+    """One argument of the exported function: a tensor (dtype, shape) or a scalar ("i32"/"f32", value).
+
+    `pitch`: elements between the entries of a tensor's first dimension; 0: it is compact.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...] | None
     value: float = 0
+    pitch: int = 0
+
+    @property
+    def span(self) -> int:
+        """Bytes from a tensor's first to its last; 0 for a scalar."""
+        if not self.shape:
+            return 0
+        entry = math.prod(self.shape[1:])
+        return ((self.shape[0] - 1) * (self.pitch or entry) + entry) * DLPACK[self.dtype][1] // 8
 
 
 def find_cc() -> str:
@@ -149,8 +162,8 @@ def _description(cubin: Cubin, arguments: Sequence[Argument]) -> str:
     for index, argument in enumerate(arguments):
         if argument.shape is not None:
             code, bits = DLPACK[argument.dtype]
-            shape = " ".join(map(str, argument.shape))
-            lines.append(f"tensor {(index + 1) << ADDRESS_BITS} {code} {bits} {len(argument.shape)} {shape}")
+            layout = " ".join(map(str, (argument.pitch, len(argument.shape), *argument.shape)))
+            lines.append(f"tensor {(index + 1) << ADDRESS_BITS} {code} {bits} {layout}")
         elif argument.dtype == "i32":
             lines.append(f"int {int(argument.value)}")
         else:
@@ -197,10 +210,6 @@ def _argument(raw: str, arguments: Sequence[Argument]) -> LaunchArg:
     if len(data) >= 8:
         address = struct.unpack_from("<Q", data)[0]
         index, offset = (address >> ADDRESS_BITS) - 1, address & ((1 << ADDRESS_BITS) - 1)
-        if 0 <= index < len(arguments) and (shape := arguments[index].shape) is not None:
-            size = DLPACK[arguments[index].dtype][1] // 8
-            for n in shape:
-                size *= n
-            if offset < size:
-                return LaunchArg(arguments[index].name, offset, raw)
+        if 0 <= index < len(arguments) and offset < arguments[index].span:
+            return LaunchArg(arguments[index].name, offset, raw)
     return LaunchArg("", 0, raw)

@@ -176,7 +176,7 @@ def _fake(dtype: str, shape: list[int], layout: Layout | None, symbols: dict[str
 
     kind = getattr(cutlass, dtype)
     free = layout["free"] if layout else {}
-    sizes = [symbols.setdefault(free[str(i)], cute.sym_int()) if str(i) in free else n for i, n in enumerate(shape)]
+    sizes = [symbols.setdefault(free[str(i)], cute.sym_int64()) if str(i) in free else n for i, n in enumerate(shape)]
     if not (layout and layout["pitched"]):
         order = tuple(range(len(shape) - 1, -1, -1))
         return make_fake_compact_tensor(kind, tuple(sizes), stride_order=order, assumed_align=16)
