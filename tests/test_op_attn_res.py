@@ -72,7 +72,7 @@ def test_only_the_final_variant_rounds_the_mix() -> None:
 
 
 def plain_step(state: dict[str, Any], delta: list[float], nb: int, write: int, w: dict[str, Any]) -> list[float]:
-    """One call for one token in Python floats, as §2.2 is written; changes `state`."""
+    """One call for one token in Python floats, term by term; changes `state`."""
     p = [bf16(a + b) for a, b in zip(state["prefix"], delta, strict=True)]
     state["prefix"] = p
     sources = [list(row) for row in state["blocks"][:nb]] + [p]

@@ -1,6 +1,5 @@
 """kgen ops [show NAME]: the op contracts, what serves them, and the page of all of them."""
 
-import difflib
 import shutil
 import sys
 import textwrap
@@ -164,22 +163,11 @@ def _rate(gpu: str, rates: "Rates") -> str:
     return f"{rates.read / 1e12:.2f} TB/s, {gpu} plain read"
 
 
-def _find(name: str) -> "Op":
-    """Raises Usage with the names that look alike, or with all of them."""
-    from kgen.ops import REGISTRY
-
-    near = [known for known in sorted(REGISTRY.ops) if name in known.split("_")]
-    near = near or difflib.get_close_matches(name, REGISTRY.ops, n=3)
-    if name not in REGISTRY.ops and near:
-        raise Usage(f"unknown op {name!r}; did you mean {', '.join(near)}? kgen ops lists all")
-    return find_op(name)
-
-
 def show(name: str, gpu: GpuOption = "", json: JsonOption = False) -> None:
     """One op's whole contract: formulas, arguments, judging, dims, families, costs."""
     from kgen.report.op_facts import formulas
 
-    op = _find(name)
+    op = find_op(name)
     gpu, rates = _rates(gpu)
     if json:
         from kgen.report.op_facts import describe

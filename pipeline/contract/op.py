@@ -1,6 +1,7 @@
 """What every op states about itself. One subclass an op, one file each, in a model pack."""
 
 import abc
+import difflib
 import inspect
 import itertools
 import sys
@@ -196,7 +197,10 @@ class Registry:
     ops: Mapping[str, Op] = field(default_factory=dict)
 
     def get(self, name: str) -> Op:
-        """Raises ValueError (one line, with the known names) for an unknown op."""
+        """Raises ValueError (one line, with the names that look alike, or all of them) for an unknown op."""
         if name not in self.ops:
-            raise ValueError(f"unknown op {name!r}; known ops: {', '.join(sorted(self.ops))}")
+            near = [known for known in sorted(self.ops) if name in known.split("_")]
+            near = near or difflib.get_close_matches(name, self.ops, n=3)
+            told = f"did you mean {', '.join(near)}?" if near else f"known ops: {', '.join(sorted(self.ops))}"
+            raise ValueError(f"unknown op {name!r}; {told}")
         return self.ops[name]

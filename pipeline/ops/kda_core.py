@@ -187,6 +187,7 @@ class KdaCore(Op):
         return {"y": y.flatten(0, 1), "conv": conv, "s": state}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """y of a padding row is exactly 0. Slots of conv and S that no request of the call owns stay byte for byte."""
         q = int(problem.axes["q"])
         _, slots, _, live = _requests(values, q)
         padding_rows = got["y"].reshape(*slots.shape, -1)[~live]

@@ -6,7 +6,9 @@
 
 `lse` is in log2. An empty shard has zero rows and float32(-3e38); where all are empty, y is zero. The gathered shards
 stand side by side in `lat` and `lse` (dim `ranks`): one GPU plays all of them, and gathered buffers of a real group
-take the same place. Source: k3_decode §2.4. Not covered: the exchange itself, and making the rows (mla_decode lse=yes).
+take the same place.
+Source: vLLM 0.33's Kimi K3 attention (absorbed MLA without rotation). Not covered: the exchange itself, and
+making the rows (mla_decode lse=yes).
 """
 
 from typing import ClassVar
@@ -116,6 +118,7 @@ class MlaDcpMerge(Op):
         return {"y": value_gate(r(merge(lat, lse)), w_uv, p[:, self.sizes(problem)["gate_at"] :], r)}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """y is finite, and exactly 0 for a head whose shards are all empty."""
         breaches = []
         if not bool(torch.isfinite(got["y"]).all()):
             breaches.append("y is not finite")

@@ -12,7 +12,9 @@ is 192^-0.5 times the scales of query and cache, out_scale the cache's; both mul
 
 Rows past the end, and blocks that no sequence names, may hold anything, NaN too; table entries past the end are any
 valid block id. Scores and sums in float32 or better, softmax weights in bf16 or better (in e4m3 they would exceed the
-floor). Source: k3_decode §2.4, §3.3. Not covered: prefix sharing between requests, other page sizes than the dims'.
+floor).
+Source: vLLM 0.33's Kimi K3 attention (absorbed MLA without rotation). Not covered: prefix sharing between
+requests, other page sizes than the dims'.
 """
 
 from typing import ClassVar
@@ -177,6 +179,7 @@ class MlaDecode(Op):
         return {"lat": lat, "lse": lse} if problem.axes["lse"] == "yes" else {"lat": lat}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """A token that sees no row has lat exactly 0 and lse float32(-3e38)."""
         seen = rows_seen(tensor(values, "lengths"), self._q(problem), int(values["shard"]), int(values["shards"]))
         empty = seen.flatten() == 0
         breaches = []

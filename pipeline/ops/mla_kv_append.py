@@ -9,7 +9,8 @@ deployment has no scale). Slots are distinct; -1 (padding) writes nothing. Every
 byte. The cache's first stride is free and its number of blocks is known at run time; the page is a dims symbol.
 
 Judging: the rows written are judged by the format's rule among themselves (a rule over the whole cache would be
-diluted by what nobody wrote), all others by their bytes; both are hard rules. Source: k3_decode §2.4.
+diluted by what nobody wrote), all others by their bytes; both are hard rules.
+Source: vLLM 0.33's Kimi K3 attention (absorbed MLA without rotation).
 """
 
 from typing import ClassVar
@@ -159,6 +160,7 @@ class MlaKvAppend(Op):
         return {"cache": cache}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """Cache rows that no slot names stay byte for byte; the rows written pass the cache's rule by themselves."""
         before, after = (t.reshape(-1, ROW) for t in (tensor(values, "cache"), got["cache"]))
         slots = tensor(values, "slots")
         used = slots >= 0

@@ -5,8 +5,9 @@
     lengths[t] = 0: y[t] is zero, whatever lat holds there (an attention core need not write such rows)
 
 `lengths` has one entry a token, the rows that it sees: so one kernel serves every number of new tokens, and a caller
-with q tokens a request repeats the request's length q times. Accumulation is float32 or better. Source: k3_decode
-§2.4. Not covered: several shards of the context (mla_dcp_merge).
+with q tokens a request repeats the request's length q times. Accumulation is float32 or better.
+Source: vLLM 0.33's Kimi K3 attention (absorbed MLA without rotation). Not covered: several shards of the context
+(mla_dcp_merge).
 """
 
 from typing import ClassVar
@@ -91,6 +92,7 @@ class MlaOutGate(Op):
         return {"y": y.masked_fill(tensor(values, "lengths")[:, None] == 0, 0.0)}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """y of a token of length 0 is exactly 0."""
         empty = got["y"][tensor(values, "lengths") == 0]
         return ["y of a token of length 0 is not zero"] if bool((empty != 0).any()) else []
 

@@ -7,7 +7,9 @@
 
 `store` is bf16() at cache=bf16 and e4m3, saturating at +-448, at cache=e4m3; q_scale_inv multiplies in both (1 where a
 deployment has no scale). Accumulation is float32 or better. `p` is the projected row q_a ‖ kv ‖ k_pe ‖ gate, whole;
-this op reads its first q_lora columns. Source: k3_decode §2.4. Not covered: the cache write (mla_kv_append).
+this op reads its first q_lora columns.
+Source: vLLM 0.33's Kimi K3 attention (absorbed MLA without rotation). Not covered: the cache write
+(mla_kv_append).
 """
 
 from typing import ClassVar

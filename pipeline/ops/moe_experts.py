@@ -166,6 +166,7 @@ class MoeExperts(Op):
         return {"part": r((found * weight[..., None]).sum(1))}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """part of a token without an expert, or with a latent of zeros, is exactly 0."""
         t = _tensors(values)
         idle, empty = (t["ids"] < 0).all(1), (t["lat"] == 0).all(1)
         breaches = []

@@ -125,6 +125,7 @@ class MoeRouter(Op):
         return {**found, **({"logits": logits} if problem.axes["logits"] == "yes" else {})}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """The rules on ids, w and logits that the contract's text lists for the declared class."""
         m, w_router, bias = (values[n] for n in ("m", "w_router", "bias"))
         chosen = CLASSES[problem.axes["class"]]
         return breaches(m, w_router, bias, float(values["scale"]), chosen, got)  # type: ignore[arg-type]

@@ -135,6 +135,7 @@ class MoeTail(Op):
         return {"delta": r(r(n @ w_up.double().T) + own)}  # type: ignore[union-attr]
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
+        """delta of a token without latent is the sum of shared in rank order, rounded once."""
         parts, shared = values["parts"], values["shared"]
         bare = (parts == 0).flatten(2).all(-1).all(0)  # type: ignore[union-attr]
         want = _in_order(shared).to(torch.bfloat16)  # type: ignore[arg-type]
