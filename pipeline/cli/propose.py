@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +42,10 @@ EXIT: Mapping[str, int] = {
 Arch = Annotated[list[str] | None, typer.Option("--arch", help="Claimed architecture; repeat for several.")]
 Dims = Annotated[list[str] | None, typer.Option("--dims", help="Only these dims; repeat for several.")]
 Tokens = Annotated[list[int] | None, typer.Option("--tokens", help="Only these token bins; repeat for several.")]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option("--axis", metavar="NAME=VALUE", help="Value of another axis of the op; repeat for several axes."),
+]
 Proposers = Annotated[
     str, typer.Option("--proposer", help="search, openai, mailbox or replay (default: see kgen doctor).")
 ]
@@ -68,6 +72,7 @@ def propose(
     arch: Arch = None,
     dims: Dims = None,
     tokens: Tokens = None,
+    axis: Axes = None,
     runs: RunsOption = "",
     kernels: SetOption = "",
     cache: CacheOption = "",
@@ -88,6 +93,8 @@ def propose(
     source = find_run(replay, runs).path if replay else None
     choice = choose(proposer, source=source)
     name = choice.proposer.name
+    if name == "search":
+        _searchable(found.name)
     budget = BUDGETS.get(name, WRITER_BUDGET)
     asked = Settings(
         op=found.name,
@@ -100,16 +107,43 @@ def propose(
         archs=tuple(arch or ARCHS),
         dims=tuple(dims or ()),
         bins=tuple(tokens or ()),
+        axes=_axes(axis or []),
         replay=str(source or ""),
         unsafe=unsafe,
     )
     settings = checked(asked, found)
     output.log_to_stderr(quiet)
     if not quiet:
-        output.say(choice.line)
+        for line in (choice.line, *asked.remarks(found)):
+            output.say(line)
     run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
     where = places(runs, kernels, cache)
     _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, where, promote, json, quiet)
+
+
+def _searchable(op: str) -> None:
+    """Raises Usage where `search` could propose nothing."""
+    from kgen.proposers.search import lacking
+
+    if reason := lacking(op):
+        raise boundary.Usage(
+            f"{reason}: take --proposer mailbox (a person or an agent answers with files)"
+            " or --proposer openai (a model endpoint: OPENAI_API_KEY)"
+        )
+
+
+def _axes(given: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE options by name. Raises Usage (one line)."""
+    axes: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise boundary.Usage(f"--axis {text!r} is not NAME=VALUE; kgen ops show OP lists the axes of an op")
+        if axes.setdefault(name, value) != value:
+            raise boundary.Usage(
+                f"--axis {name} is given twice, as {axes[name]!r} and as {value!r}: a run has one value"
+            )
+    return axes
 
 
 def resume(

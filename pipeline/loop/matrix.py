@@ -1,27 +1,48 @@
-"""Which problems a run builds: the quick tier for every candidate, the whole matrix and the mutants for the best."""
+"""Which problems a run builds: the quick tier for every candidate, the whole matrix and the mutants for the best.
 
+All at the values of the other axes that the run chose, and without the points that the op refuses.
+"""
+
+from collections.abc import Iterable
 from itertools import product
 
 from kgen.contract.op import Op
 from kgen.gates.fullmodel_plan import few_bins
-from kgen.loop.settings import Settings
+from kgen.loop.settings import Settings, refusal
 from kgen.records import Problem
+
+
+def asked(op: Op, settings: Settings) -> tuple[Problem, ...]:
+    """What a proposer is asked for: all that one source must serve, on the first arch."""
+    return _points(op, settings, settings.archs[:1], settings.dims, settings.bins)
 
 
 def quick(op: Op, settings: Settings) -> tuple[Problem, ...]:
     """First arch and dims at the pack's quick bins (at the smallest bin where the matrix has none of those)."""
-    bins = [b for b in op.pack.quick_bins if b in settings.bins] or list(settings.bins[:1])
-    return tuple(op.problem(settings.dims[0], tokens, settings.archs[0]) for tokens in bins)
+    points = _first(op, settings)
+    return tuple(p for p in points if p.tokens in op.pack.quick_bins) or points[:1]
 
 
 def full(op: Op, settings: Settings) -> tuple[Problem, ...]:
-    """Every arch x dims x bin, at the default value of the other axes."""
-    return tuple(
-        op.problem(d, tokens, arch) for arch, d, tokens in product(settings.archs, settings.dims, settings.bins)
-    )
+    """Every arch x dims x bin."""
+    return _points(op, settings, settings.archs, settings.dims, settings.bins)
 
 
 def mutants(op: Op, settings: Settings) -> tuple[Problem, ...]:
     """The model gate decodes mutants briefly: first dims, at a narrow, a middle and a wide bin, on every arch."""
-    few = few_bins(settings.bins)
-    return tuple(op.problem(settings.dims[0], tokens, arch) for arch, tokens in product(settings.archs, few))
+    few = few_bins(p.tokens for p in _first(op, settings))
+    return _points(op, settings, settings.archs, settings.dims[:1], few)
+
+
+def _first(op: Op, settings: Settings) -> tuple[Problem, ...]:
+    return _points(op, settings, settings.archs[:1], settings.dims[:1], settings.bins)
+
+
+def _points(
+    op: Op, settings: Settings, archs: Iterable[str], dims: Iterable[str], bins: Iterable[int]
+) -> tuple[Problem, ...]:
+    return tuple(
+        op.problem(name, tokens, arch, settings.axes)
+        for arch, name, tokens in product(archs, dims, bins)
+        if not refusal(op, name, tokens, settings.axes)
+    )

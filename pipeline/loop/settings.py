@@ -4,7 +4,7 @@ Not covered: where things are kept (paths belong to the machine, not to the run)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kgen.contract.op import Op
@@ -23,8 +23,9 @@ WRITER_BUDGET = (6, 6)
 class Settings:
     """`candidates` is the most in the whole run; `minutes` and `max_usd` bound it too (0: no cost limit).
 
-    The matrix: `archs` x `dims` x `bins` (empty: all that the op serves, and the small dims). The first arch, the first
-    dims and the pack's quick bins make the quick tier, which the best `finalists` leave for the full matrix.
+    The matrix: `archs` x `dims` x `bins` (empty: all that the op serves, and the small dims), at one value of each of
+    the op's other axes: `axes`, else the default. Points that the op refuses are no part of it. The first arch, the
+    first dims and the pack's quick bins make the quick tier, which the best `finalists` leave for the full matrix.
     """
 
     SCHEMA: ClassVar[str] = "kgen.settings/1"
@@ -38,17 +39,19 @@ class Settings:
     archs: tuple[str, ...] = ARCHS
     dims: tuple[str, ...] = ()
     bins: tuple[int, ...] = ()
+    axes: Mapping[str, str] = field(default_factory=dict)  # only those that are not at their default
     finalists: int = FINALISTS
     replay: str = ""  # the run folder that `replay` reads
     unsafe: bool = False  # built without a sandbox, on explicit request; never promotable
 
     def checked(self, op: Op) -> "Settings":
         """With the matrix filled in. Raises ValueError (one line) for what this op does not have."""
-        dims = self.dims or (*op.pack.served, op.pack.small)
+        dims = tuple(dict.fromkeys(op.own_name(d) for d in self.dims)) or (*op.pack.served, op.pack.small)
         bins = tuple(sorted(set(self.bins))) or op.pack.bins
-        for name in dims:
-            for tokens in bins:
-                op.problem(name, tokens, self.archs[0] if self.archs else "")
+        whys = {tokens: [refusal(op, name, tokens, self.axes) for name in dims] for tokens in bins}
+        left = tuple(tokens for tokens in bins if not all(whys[tokens]))
+        if not left:
+            raise ValueError(f"no point is left: {whys[bins[0]][0]}")
         if unknown := [a for a in self.archs if a not in ARCHS]:
             raise ValueError(f"unknown architecture {unknown[0]!r}; known: {', '.join(ARCHS)}")
         for name, value in (("rounds", self.rounds), ("candidates", self.candidates), ("minutes", self.minutes)):
@@ -57,12 +60,40 @@ class Settings:
         if self.max_usd < 0:
             raise ValueError(f"--max-usd must not be negative, is {self.max_usd}")
         archs = tuple(dict.fromkeys(self.archs)) or ARCHS
-        return from_json(Settings, {**to_json(self), "dims": list(dims), "bins": list(bins), "archs": list(archs)})
+        axes = {name: value for name, value in self.axes.items() if value != op.axes[name][0]}
+        matrix = {"dims": list(dims), "bins": list(left), "archs": list(archs), "axes": axes}
+        return from_json(Settings, {**to_json(self), **matrix})
+
+    def remarks(self, op: Op) -> tuple[str, ...]:
+        """What `checked` makes of these settings and a user should know; one line each."""
+        said = [
+            f"--dims {name}: {op.name} has the sizes of {op.own_name(name)} there; that is what is built and proven"
+            for name in dict.fromkeys(self.dims)
+            if op.own_name(name) != name
+        ]
+        full = self.checked(op)
+        left_out = [n for n in sorted(set(self.bins)) or op.pack.bins if n not in full.bins]
+        if left_out:
+            bins, why = ", ".join(map(str, left_out)), refusal(op, full.dims[0], left_out[0], full.axes)
+            said.append(f"left out: token bins {bins} ({why})")
+        return tuple(said)
 
     @property
     def per_round(self) -> int:
         """How many candidates one round asks for."""
         return -(-self.candidates // self.rounds)
+
+
+def refusal(op: Op, dims: str, tokens: int, axes: Mapping[str, str]) -> str:
+    """Why the op has no such point, "" where it has one. Raises ValueError (one line) for unknown names."""
+    known = dims in op.names() and tokens in op.pack.bins and all(v in op.axes.get(k, ()) for k, v in axes.items())
+    try:
+        op.problem(dims, tokens, ARCHS[0], axes)
+    except ValueError as error:
+        if not known:
+            raise
+        return str(error)
+    return ""
 
 
 def read_settings(stored: Mapping[str, Any], where: str) -> Settings:

@@ -6,7 +6,8 @@ evaluated as templates, and foreign text only through the `quoted` filter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,6 +17,7 @@ from typing import Any
 import jinja2
 
 from kgen.contract import Op
+from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
 from kgen.gates.rates import MEASURED
 from kgen.proposers.base import ProposalRequest
 from kgen.proposers.feedback import feedback
@@ -78,8 +80,10 @@ class PromptSet:
 
     def _notes(self, request: ProposalRequest) -> list[str]:
         """Notes on the op and on each architecture, where there are any."""
-        names = [f"ops/{request.op.name}.md", *(f"arch/{arch}.md" for arch in request.archs)]
-        return [self.pages[name] for name in names if name in self.pages]
+        own = self.pages.get(f"ops/{request.op.name}.md", "")
+        facts = contract_notes(request, "More on this op" if own else "Notes on this op")
+        pages = [own, facts, *(self.pages.get(f"arch/{arch}.md", "") for arch in request.archs)]
+        return [page for page in pages if page]
 
 
 @cache
@@ -128,7 +132,7 @@ def _tensor(t: Any) -> dict[str, str]:
 
 
 def _axis(op: Op, name: str, choices: tuple[str, ...]) -> dict[str, str]:
-    optional = ", ".join(t.name for t in op.tensors if t.only and t.only[0] == name)
+    optional = ", ".join(dict.fromkeys(t.name for t in op.tensors if t.only and t.only[0] == name))
     return {"name": name, "choices": ", ".join(choices), "optional": optional}
 
 
@@ -141,3 +145,83 @@ def _costs(op: Op, problems: tuple[Problem, ...]) -> list[dict[str, Any]]:
         us = cost.floor_us(READ_RATE)
         rows.append({"dims": dims, "tokens": tokens, "mb": cost.bytes / 1e6, "gflop": cost.flops / 1e9, "us": us})
     return rows
+
+
+def contract_notes(request: ProposalRequest, title: str) -> str:
+    """What of this contract is not as the templates say of every op, as a page; "" where there is nothing to add."""
+    op = request.op
+    points = request.problems or (next(op.points(op.pack.small, op.pack.bins[-1], "")),)
+    lines = [*_chosen(points), *_layout_notes(op, points), *_judging_notes(op, points[-1])]
+    parts = ["\n".join(f"* {line}" for line in lines), *_definitions(op)]
+    text = "\n\n".join(part for part in parts if part)
+    return f"## {title}\n\n{text}\n" if text else ""
+
+
+def _chosen(points: Sequence[Problem]) -> Iterator[str]:
+    """The values of the other axes that this run builds at."""
+    axes = {", ".join(f"{name}={value}" for name, value in sorted(p.axes.items())) for p in points}
+    if axes != {""}:
+        yield f"This run builds at: {'; '.join(sorted(axes))}. Other values of the axes are other runs' work."
+
+
+def _layout_notes(op: Op, points: Sequence[Problem]) -> Iterator[str]:
+    """Sizes and strides that are not static, sizes that follow from others, padding."""
+    present = list({t.name: t for t in op.present(points[-1])}.values())
+    for symbol in op.runtime_dims:
+        where = [f"`{t.name}.shape[{t.shape.index(symbol)}]`" for t in present if symbol in t.shape]
+        yield (
+            f"`{symbol}` is known at run time only: it is not in `dims` and differs from call to call. Read it as"
+            f" {' or '.join(where)}, a 64-bit value; workspaces and tables of constants cannot depend on it."
+        )
+    for t in present:
+        if t.pitched:
+            yield (
+                f"`{t.name}`: the stride of the first dimension is free at run time, a multiple of 16 bytes and at"
+                " least one compact entry. Index it as any tensor, its layout carries the stride; what lies between"
+                " two entries belongs to others. All other strides are static and row-major."
+            )
+        if t.padding is not None:
+            yield f"Padding rows of `{t.name}` hold {t.padding}: such a row reads and writes no state."
+    known = {*op.dims[points[0].dims], *op.runtime_dims, "tokens"}
+    ends = {p.tokens: op.sizes(p) for p in (points[0], points[-1])}
+    for symbol in (s for s in ends[points[-1].tokens] if s not in known):
+        values = {f"{sizes[symbol]} at {tokens} tokens": sizes[symbol] for tokens, sizes in sorted(ends.items())}
+        same = len(set(values.values())) == 1
+        yield f"`dims` also holds `{symbol}`: {next(iter(values.values())) if same else ', '.join(values)}."
+
+
+def _judging_notes(op: Op, point: Problem) -> Iterator[str]:
+    """Outputs and states that another rule judges than the op's floor, and the rules beyond numbers."""
+    for t in op.outputs(point):
+        if t.rule is not None:
+            yield f"`{t.name}` is judged otherwise: {_rule_text(t.rule)}"
+    if type(op).hard_rules is not Op.hard_rules:
+        said = inspect.cleandoc(type(op).hard_rules.__doc__ or "")
+        yield (
+            "Every call must also keep the rules stated with the formulas and definitions, whatever the tolerance"
+            f" says. {said}".rstrip()
+        )
+
+
+def _rule_text(rule: Rule) -> str:
+    if type(rule) is RelL2:
+        later = f", {rule.drift:g} after more than one step" if rule.drift is not None else ""
+        return f"relative L2 against the rounded reference at most {rule.floor:g}{later}, or 1.25 times the stock op's."
+    if isinstance(rule, Exact):
+        return "bit for bit the rounded reference."
+    if isinstance(rule, Codes):
+        return (
+            f"at most {rule.unequal:.2%} of the 8-bit codes may differ from the rounded reference, none by more than"
+            f" one step; relative L2 of the values at most {rule.floor:g}."
+        )
+    if isinstance(rule, MaxAbs):
+        return f"largest absolute error to the rounded reference at most {rule.limit:g}, or 1.25 times the stock op's."
+    if isinstance(rule, ByOp):
+        return "by the op's own rules alone (below)."
+    return f"{rule}. {' '.join((type(rule).__doc__ or '').split())}"
+
+
+def _definitions(op: Op) -> list[str]:
+    """What the modules say of themselves that an op's formulas live in."""
+    found = [(m.__name__.rsplit(".", 1)[-1], inspect.cleandoc(m.__doc__ or "")) for m in op.shared]
+    return [f"### Definitions: {name}\n\n{text}" for name, text in found if text]

@@ -23,10 +23,9 @@ class SearchProposer:
     name = "search"
 
     def propose(self, request: ProposalRequest) -> Proposal:
-        family = FAMILIES.get(request.op.name)
-        if family is None:
-            known = ", ".join(sorted(FAMILIES))
-            raise SetupError(f"search has no kernel family for {request.op.name} (only {known}); use another proposer")
+        if reason := lacking(request.op.name):
+            raise SetupError(f"{reason}; use another proposer")
+        family = FAMILIES[request.op.name]
         seen = {candidate.id for candidate, _ in request.history}
         found: list[Candidate] = []
         misses = 0
@@ -42,6 +41,11 @@ class SearchProposer:
             raise ProposerExhausted(f"search has proposed every point it can find for {request.op.name}")
         note = "" if len(found) >= request.count else f"only {len(found)} new points left in this family"
         return Proposal(tuple(found), note=note)
+
+
+def lacking(op: str) -> str:
+    """Why `search` can propose nothing for this op (one line), "" where it can."""
+    return "" if op in FAMILIES else f"search has no kernel family for {op} (it has {', '.join(sorted(FAMILIES))})"
 
 
 def _candidate(request: ProposalRequest, variant: Variant) -> Candidate:
