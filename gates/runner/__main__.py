@@ -17,6 +17,7 @@ KINDS: Mapping[str, str] = {  # job kind -> module:function(job, out) -> result
     "numeric": "kgen.gates.runner.numeric:run",
     "perf": "kgen.gates.runner.perf:run",
     "model": "kgen.gates.runner.model_job:run",
+    "decode": "kgen.gates.runner.decode_job:run",
     "rank": "kgen.gates.runner.rank:run",
 }
 PR_SET_PDEATHSIG = 1

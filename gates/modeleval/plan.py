@@ -1,0 +1,289 @@
+"""The plan: which exercises judge these builds, from one table of sizes by device that can be scaled.
+
+Seconds on one H200, by counted steps: a captured nano step of 64 rows 1 ms, an eager one 6 ms; a captured slice step
+1.5 ms, eager 6 ms, float64 30 ms; 10 s to start a process and draw or read weights, 0.5 s to prepare a batch, 2 s to
+profile it.
+
+    part          steps of one side                                              stock, candidate   float64
+    forced        19 batches: 870 a mode, profiled                               870*7.5ms+48 = 54    26
+    drift         512 eager and captured, 4 sequences                            512*7.5ms+1  =  5    15
+    filled        8 steps at 131,072 rows of context                                          =  3     4
+    free          64 tokens, stock twice                                                      =  1
+    nano forced   4 batches, 120 a mode                                                       =  8     4
+    tasks         4,160 items in 65 batches, 1,056 steps in 5 tasks x 13         13,728*1ms   = 14
+    free 4k       4,096 tokens of 16 sequences (stock also as 4 x 4)             4,096*1ms    =  5
+    long          16 items of 16,384: prefill by stock, 16 answers                            = 35
+    verify        q 4 and 8, two drafters, 64 tokens of 8 sequences, two modes   2,000*6ms    = 12
+    constrained   64 items of 192 tokens, eager                                  200*10ms     =  2
+    sampling      64 x 64 contexts, 64 draws of each                             64*1ms+1     =  1
+
+A side of a slice takes about 75 s with its start, of nano 85 s, float64 60 s and 15 s, switched off and mutants 20 s
+each. With two slices that is 700 s of processes; three at a time on one GPU overlap their host work almost wholly:
+about 240 s. For one op on one slice: 150 s. `scaled` shrinks or grows what repeats; it leaves what a rule needs
+(contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone, so that a scaled plan still says what it claims.
+
+Eager and captured: forced, filled, drift and verify run both ways; what takes thousands of steps runs captured only, in
+batches whose eager runs the forced exercises compare. A CPU runs a brief plan of the same parts that shows that the
+rules separate; it claims nothing about a model.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from kgen.gates.fullmodel_plan import few_bins
+from kgen.gates.modeleval.census import WIDTHS, Census
+from kgen.gates.modeleval.exercise import (
+    BAD,
+    CONSTRAINED,
+    EAGER,
+    FILLED,
+    FORCED,
+    FREE,
+    GRAPH,
+    LONG,
+    LOOKUP,
+    SAMPLING,
+    TASKS,
+    VERIFY,
+    Exercise,
+    Way,
+)
+from kgen.records import Problem
+
+SLICES = {"k3-tp8": "slice-tp8", "k3-tp16": "slice-tp16", "vllm-tp1": "slice-tp1"}
+SMALL, DRAWN = "nano", "nano-random"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One row of the table. Steps, tokens, sequences and items; 0 leaves a part out."""
+
+    rows: int  # forced: rows of a batch
+    least: int  # forced: steps of a batch, so that what one router decision upsets does not last for all of them
+    drift: tuple[int, int, int]  # steps, sequences, checkpoints
+    filled: tuple[int, int, int]  # context, sequences, steps
+    free: tuple[int, int, int]  # tokens, sequences, sequences of the other composition; on the slice
+    long_free: tuple[int, int, int]  # the same on nano
+    tasks: tuple[int, int]  # items in all, sequences of a batch
+    long: tuple[int, int, int]  # length, items, tokens of an answer
+    verify: tuple[int, int]  # tokens, sequences
+    constrained: tuple[int, int, int]  # items, sequences, tokens at most
+    sampling: tuple[int, int, int]  # tokens of a context, sequences, draws from each
+    modes: tuple[str, ...]
+    bulk: tuple[str, ...]  # modes of what takes thousands of steps
+    profiled: bool
+    depth: int = 0  # layers kept of every model, 0: all
+    shortest: bool = False  # items as short as they can be
+
+
+TABLE: Mapping[str, Sizes] = {
+    "cuda": Sizes(
+        rows=192,
+        least=16,
+        drift=(512, 4, 8),
+        filled=(131_072, 2, 8),
+        free=(64, 64, 32),
+        long_free=(4096, 16, 4),
+        tasks=(4160, 64),
+        long=(16_384, 16, 16),
+        verify=(64, 8),
+        constrained=(64, 64, 192),
+        sampling=(64, 64, 64),
+        modes=(EAGER, GRAPH),
+        bulk=(GRAPH,),
+        profiled=True,
+    ),
+    "cpu": Sizes(
+        rows=96,
+        least=12,
+        drift=(32, 4, 8),
+        filled=(256, 2, 3),
+        free=(12, 8, 4),
+        long_free=(0, 0, 0),
+        tasks=(40, 8),
+        long=(64, 4, 4),
+        verify=(8, 2),
+        constrained=(4, 4, 48),
+        sampling=(16, 8, 512),
+        modes=(EAGER,),
+        bulk=(EAGER,),
+        profiled=False,
+        depth=4,
+        shortest=True,
+    ),
+}
+
+
+def scaled(sizes: Sizes, factor: float) -> Sizes:
+    """The same plan with `factor` times the rows, free tokens and draws."""
+
+    def of(number: int) -> int:
+        return max(1, math.ceil(number * factor)) if number else 0
+
+    free, sampling = sizes.free, sizes.sampling
+    return replace(
+        sizes,
+        rows=of(sizes.rows),
+        least=of(sizes.least),
+        free=(of(free[0]), *free[1:]),
+        verify=(of(sizes.verify[0]), sizes.verify[1]),
+        sampling=(*sampling[:2], of(sampling[2])),
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`models`: model name (a config, e.g. slice-tp8) -> its exercises. `unseated`: built, but in no decode model."""
+
+    models: Mapping[str, tuple[Exercise, ...]]
+    not_run: Mapping[str, str]  # part -> why
+    unseated: tuple[str, ...]
+
+
+def model_names(problems: Iterable[Problem], small: str, device: str) -> list[str]:
+    """Configurations whose seats these builds fit, the trained one last; on a CPU the small one only, both ways."""
+    dims = {p.dims for p in problems}
+    if device == "cpu":
+        return [DRAWN, SMALL] if small in dims else []
+    return [name for known, name in SLICES.items() if known in dims] + ([SMALL] if small in dims else [])
+
+
+def plan(problems: Sequence[Problem], small: str, sizes: Sizes, device: str, census: Census) -> Plan:
+    """Exercises for builds of one arch. Raises ValueError if no decode model has seats for their dims."""
+    names = model_names(problems, small, device)
+    if not names:
+        raise ValueError(f"no decode model has dims {', '.join(sorted({p.dims for p in problems}))}")
+    models: dict[str, tuple[Exercise, ...]] = {}
+    not_run: dict[str, str] = {}
+    for name in names:
+        planner = Planner(name, [p for p in problems if _sits(p, name, small, census)], sizes, census, not_run)
+        models[name] = planner.trained() if name == SMALL else planner.drawn()
+    keys = {p.key for p in problems}
+    covered = {key for exercises in models.values() for e in exercises for key in census.seats(e, keys)}
+    return Plan(models, not_run, tuple(sorted(keys - covered)))
+
+
+def _sits(problem: Problem, name: str, small: str, census: Census) -> bool:
+    if name in (SMALL, DRAWN):
+        return problem.dims == small
+    dims = next(d for d, slice_name in SLICES.items() if slice_name == name)
+    return census.registry.get(problem.op).own_name(dims) == problem.dims
+
+
+class Planner:
+    """The exercises of one model, at bins that were built."""
+
+    def __init__(
+        self, name: str, problems: Sequence[Problem], sizes: Sizes, census: Census, not_run: dict[str, str]
+    ) -> None:
+        self.name, self.problems, self.sizes, self.census, self.not_run = name, problems, sizes, census, not_run
+        base = Way(name, sizes.depth)
+        found = [census.way_for(p, base) for p in _one_a_kind(problems)]
+        self.way, self.q = next((f for f in found if f is not None), (base, 1))
+        self.bins = sorted({p.tokens for p in problems})
+
+    def drawn(self) -> tuple[Exercise, ...]:
+        """Everything that is measured against float64."""
+        s = self.sizes
+        found = [*self._forced(), *self._padded(), *self._widths()]
+        found += self._leftover(found)
+        steps, sequences, checkpoints = s.drift
+        found += self._fit(Exercise(
+            FORCED, self.way, sequences, sequences, steps, s.modes, q=self.q, every=16, states=checkpoints
+        ))  # fmt: skip
+        context, sequences, steps = s.filled
+        found += self._fit(Exercise(FILLED, self.way, sequences, sequences, steps, s.modes, self.q, context=context))
+        return (*found, *self._free(*s.free))
+
+    def trained(self) -> tuple[Exercise, ...]:
+        """What needs a model that answers."""
+        s = self.sizes
+        found = [] if s.depth else [*self._forced(), *self._widths()]
+        found += [] if s.depth else self._leftover(found)
+        items, sequences = s.tasks
+        found += self._fit(Exercise(TASKS, self.way, sequences, sequences, 0, s.bulk, items=items))
+        length, items, tokens = s.long
+        found += self._fit(Exercise(LONG, self.way, items, items, tokens, s.bulk, context=length, items=items))
+        found += self._free(*s.long_free)
+        tokens, sequences = s.verify
+        for q, drafter in product(WIDTHS[1:], (LOOKUP, BAD)):
+            found += self._fit(Exercise(
+                VERIFY, self.way, sequences, sequences, tokens, s.modes, q=q, drafter=drafter
+            ))  # fmt: skip
+        items, sequences, tokens = s.constrained
+        found += self._fit(Exercise(CONSTRAINED, self.way, sequences, sequences, tokens, s.modes[:1], items=items))
+        steps, sequences, draws = s.sampling
+        found += self._fit(Exercise(SAMPLING, self.way, sequences, sequences, steps, s.bulk, draws=draws))
+        return tuple(found)
+
+    def _forced(self) -> list[Exercise]:
+        brief = set(few_bins(self.bins))
+        return [e for b in self.bins for e in self._given(self.way, b, 1, b, b in brief)]
+
+    def _given(self, way: Way, requests: int, q: int, count: int, brief: bool) -> list[Exercise]:
+        s = self.sizes
+        rows = s.rows if self.name != SMALL else s.rows // 2  # measured at real widths already
+        steps = max(s.least, -(-rows // (count * q)))
+        profiled = s.profiled and (brief or self.name != SMALL)
+        exercise = Exercise(FORCED, way, requests, count, steps, s.modes, q=q, brief=brief, profiled=profiled)
+        return [exercise] if self._seated(exercise) else []
+
+    def _padded(self) -> list[Exercise]:
+        """The pack's padded counts in their bins; if none fits, three quarters of the widest bin."""
+        op = self.census.registry.get(self.problems[0].op)
+        pairs = [(op.bin_for(n), n) for n in op.pack.padded if op.bin_for(n) in self.bins]
+        widest = self.bins[-1]
+        pairs = pairs or ([(widest, max(1, 3 * widest // 4))] if widest > 1 else [])
+        return [e for rows, count in pairs for e in self._given(self.way, rows, 1, count, False)]
+
+    def _widths(self) -> list[Exercise]:
+        """Verify widths at a wide bin that they divide."""
+        wide = {q: [b for b in self.bins if b % q == 0][-1:] for q in WIDTHS[1:]}
+        return [e for q, bins in wide.items() for b in bins for e in self._given(self.way, b // q, q, b // q, True)]
+
+    def _leftover(self, planned: Iterable[Exercise]) -> list[Exercise]:
+        """Built problems that sit in another model than the usual one, or only at a verify width."""
+        done = {key for e in planned for key in self.census.calls(e.way, e.requests, e.q)}
+        found: list[Exercise] = []
+        for problem in self.problems:
+            if problem.key in done:
+                continue
+            at = self.census.way_for(problem, self.way) or self.census.way_for(problem, Way(self.name, self.way.depth))
+            if at is not None:
+                requests = problem.tokens // at[1]
+                found += self._given(at[0], requests, at[1], requests, True)
+                done |= set(self.census.calls(at[0], requests, at[1]))
+        return found
+
+    def _free(self, tokens: int, sequences: int, other: int) -> list[Exercise]:
+        if not tokens:
+            return []
+        return self._fit(Exercise(FREE, self.way, sequences, sequences, tokens, self.sizes.bulk, other=other))
+
+    def _fit(self, wanted: Exercise) -> list[Exercise]:
+        """At the built bin nearest to the wanted rows; nothing, and a reason, where no build sits."""
+        if not wanted.requests:
+            return []
+        for rows in sorted(self.bins, key=lambda b: abs(math.log(b / wanted.rows))):
+            if rows % wanted.q:
+                continue
+            requests = rows // wanted.q
+            other = wanted.other if wanted.other < requests else max(1, requests // 2)
+            other = other if wanted.other else 0
+            fitted = replace(wanted, requests=requests, count=requests, other=other, shortest=self.sizes.shortest)
+            if self._seated(fitted):
+                return [fitted]
+        self.not_run[wanted.name] = f"no build sits in this model at {wanted.q} tokens a request"
+        return []
+
+    def _seated(self, exercise: Exercise) -> bool:
+        """Whether a build sits there, at the exercise's own width."""
+        return any(p.key in self.census.calls(exercise.way, exercise.requests, exercise.q) for p in self.problems)
+
+
+def _one_a_kind(problems: Iterable[Problem]) -> list[Problem]:
+    """One problem of each op and axes."""
+    kinds = {(p.op, tuple(sorted(p.axes.items()))): p for p in problems}
+    return list(kinds.values())
