@@ -9,7 +9,7 @@ The judge does the rest from the kept bytes. A job:
 and a record a check: {"id", "problem", "outputs": [{"at": {...}, "tensors": {name: ref}}], "findings": [[code, text]]}.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -70,6 +70,7 @@ class Bench:
         return BufferSet(self.op, self.problem, self.device, self.spec.workspaces, self.guard)
 
     def inputs(self, family: str, seed: int) -> Values:
+        self.out.at(f"{self.problem.key} inputs of {family}")
         values = self.op.inputs(self.problem, family, seed, self.inputs_on)
         return {k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
 
@@ -124,17 +125,25 @@ def _run_artefact(bench: Bench, checks: list[Check]) -> None:
         )
 
 
-def _sequence(bench: Bench, buffers: BufferSet, check: Check, poison: int) -> dict[int, Tensors]:
+def _steps(bench: Bench, buffers: BufferSet, check: Check) -> list[Values]:
+    """All inputs of step 0, and what moves of the later steps': drawn once for all runs of a check."""
+    moving = buffers.names(Role.IN)
+    later = (bench.inputs(check.family, step_seed(check.seed, step)) for step in range(1, check.steps))
+    return [bench.inputs(check.family, check.seed), *(_only(values, moving) for values in later)]
+
+
+def _sequence(
+    bench: Bench, buffers: BufferSet, check: Check, drawn: Sequence[Values], poison: int
+) -> dict[int, Tensors]:
     """Consecutive calls on one state; the outputs and states after the kept steps."""
-    values = bench.inputs(check.family, check.seed)
+    values = drawn[0]
     buffers.load(values)
     buffers.poison(poison)
-    moving = buffers.names(Role.IN)
     kept: dict[int, Tensors] = {}
-    for step in range(check.steps):
+    for step, fresh in enumerate(drawn):
         if step:
-            values = {**values, **_only(bench.inputs(check.family, step_seed(check.seed, step)), moving)}
-            buffers.load(values, only=moving)
+            values = {**values, **fresh}
+            buffers.load(fresh)
         bench.call(buffers, f"family {check.family} step {step}")
         if step in kept_steps(check.steps):
             kept[step] = buffers.written()
@@ -151,9 +160,10 @@ def _only(values: Values, names: list[str]) -> Values:
 
 
 def _family(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[str, int], Tensors]]:
-    first = _sequence(bench, buffers, check, POISON)
+    drawn = _steps(bench, buffers, check)
+    first = _sequence(bench, buffers, check, drawn, POISON)
     for repeat in range(check.repeats):
-        again = _sequence(bench, buffers, check, SECOND_POISON if repeat == 0 else POISON)
+        again = _sequence(bench, buffers, check, drawn, SECOND_POISON if repeat == 0 else POISON)
         for step, got in again.items():
             for name, tensor in got.items():
                 _compare_runs(bench, check, name, step, first[step][name], tensor, poisoned=repeat == 0)
@@ -183,8 +193,9 @@ def _padded(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[s
     """The first rows count, the rest of the bin holds NaN: what the rows give must not depend on the rest."""
     count = check.true_tokens
     got: list[Tensors] = []
+    values = bench.inputs(check.family, check.seed)
     for garbage in (False, True):
-        values = _with_padding(bench, bench.inputs(check.family, check.seed), count, garbage)
+        _pad(bench, values, count, garbage)
         buffers.load(values)
         buffers.poison()
         bench.call(buffers, f"padded {count}")
@@ -198,12 +209,11 @@ def _padded(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[s
     return [({"true_tokens": count}, got[1])]
 
 
-def _with_padding(bench: Bench, values: Values, count: int, garbage: bool) -> Values:
-    """Integer arguments that have a value for padding rows hold it there; with `garbage`, floats hold NaN."""
-    rest = {**values}
+def _pad(bench: Bench, values: Values, count: int, garbage: bool) -> None:
+    """In place: integer arguments that have a value for padding rows hold it there; with `garbage`, floats hold NaN."""
     used = rows_of(bench.op, bench.problem, values, count)
     for spec in bench.op.present(bench.problem):
-        value = rest.get(spec.name)
+        value = values.get(spec.name)
         if spec.token_dim is None or not isinstance(value, torch.Tensor):
             continue
         start = used[spec.name].shape[spec.token_dim]
@@ -212,7 +222,6 @@ def _with_padding(bench: Bench, values: Values, count: int, garbage: bool) -> Va
             tail.fill_(spec.padding)
         elif garbage and value.is_floating_point():
             tail.copy_(torch.full(tail.shape, float("nan"), device=tail.device))
-    return rest
 
 
 def _graph(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[str, int], Tensors]]:
@@ -223,20 +232,26 @@ def _graph(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[st
     for rounds in (GRAPH_ROUNDS, 1):
         apart.append(torch.empty(1 << 20, dtype=torch.uint8, device=bench.device))  # moves what is allocated next
         sets = [bench.fresh_set() for _ in range(GRAPH_SETS)]
-        for number, each in enumerate(sets):
-            each.load(bench.inputs(check.family, graph_seed(check.seed, turn, number)))
+        drawn = _sets(bench, check, turn)
+        for each, values in zip(sets, drawn, strict=True):
+            each.load(values)
         with bench.out.candidate(f"{bench.problem.key} capture", bench.device):
             replay = timing.capture([bench.loaded.bind(each) for each in sets], bench.device)
-        for _ in range(rounds):
-            outputs += _replay(bench, buffers, check, sets, replay, turn)
+        for round_ in range(rounds):
+            drawn = _sets(bench, check, turn) if round_ else drawn
+            outputs += _replay(bench, buffers, drawn, sets, replay, turn)
             turn += 1
     return outputs
 
 
+def _sets(bench: Bench, check: Check, turn: int) -> list[Values]:
+    """What the rotating sets hold in one replay."""
+    return [bench.inputs(check.family, graph_seed(check.seed, turn, number)) for number in range(GRAPH_SETS)]
+
+
 def _replay(
-    bench: Bench, plain: BufferSet, check: Check, sets: list[BufferSet], replay: timing.Call, turn: int
+    bench: Bench, plain: BufferSet, drawn: list[Values], sets: list[BufferSet], replay: timing.Call, turn: int
 ) -> list[tuple[dict[str, int], Tensors]]:
-    drawn = [bench.inputs(check.family, graph_seed(check.seed, turn, number)) for number in range(len(sets))]
     for each, values in zip(sets, drawn, strict=True):
         each.load(values)
         each.poison()
