@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.gates.modeleval.exercise import FILLED, GRAPH, OTHER, Exercise
+from kgen.gates.modeleval.exercise import FILLED, OTHER, Exercise
 from kgen.gates.modeleval.questions import seed_of, token_ids
 from kgen.gates.modeleval.stage import Batch, Stage
 from kgen.model.decoder.session import Session
@@ -87,7 +87,7 @@ def free(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
     if exercise.other and stage.side == "stock":
         own = stage.prepare(exercise, mode, context, requests=exercise.other)
         parts = [continued(own, part, exercise.steps)[0] for part in _parts(prompt, own.count)]
-        yield Done(f"{OTHER} {mode}" if mode == GRAPH else OTHER, {"tokens": torch.cat(parts, dim=1)}, [own])
+        yield Done(f"{OTHER} {mode}", {"tokens": torch.cat(parts, dim=1)}, [own])
 
 
 def _parts(prompt: torch.Tensor, size: int) -> Iterator[torch.Tensor]:

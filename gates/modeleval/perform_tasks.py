@@ -116,6 +116,7 @@ def verify(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
         engine = Generation(stage.prepare(exercise, mode, steps * q, q=q))
         drafter = LookupDrafter(q - 1) if exercise.drafter == LOOKUP else WrongDrafter(q - 1, engine.vocab)
         done = generate(engine, requests, q, drafter if q > 1 else None)
+        engine.batch.finish()
         found[name] = torch.tensor([c.tokens for c in done]).T
         found[f"{name} steps"] = torch.tensor([c.steps for c in done])
         batches.append(engine.batch)
@@ -174,10 +175,16 @@ def _seeded(settings: Sampling, seed: int) -> Sampling:
 
 
 def _counted(logits: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """int64 [2, CELLS] of drawn [rows, draws]; what could not be drawn (-1) is left out."""
-    fine = drawn >= 0
-    picked = logits.gather(1, drawn.clamp_min(0))
-    ordered = logits.neg().sort(1).values.contiguous()
-    rank = torch.searchsorted(ordered, picked.neg().contiguous()).clamp_max(CELLS - 1)
-    place = drawn.clamp_min(0) * CELLS // logits.shape[1]
+    """int64 [2, CELLS] of drawn [rows, draws]; what could not be drawn (-1) is left out.
+
+    Equal logits have ranks in the order of their ids, so that the share of a rank hardly moves when a rounding makes
+    two logits equal.
+    """
+    fine, ids = drawn >= 0, drawn.clamp_min(0)
+    order = logits.sort(1, descending=True, stable=True).indices
+    ranks = torch.empty_like(order).scatter_(
+        1, order, torch.arange(logits.shape[1], device=order.device).expand_as(order)
+    )
+    rank = ranks.gather(1, ids).clamp_max(CELLS - 1)
+    place = ids * CELLS // logits.shape[1]
     return torch.stack([torch.bincount(cells[fine], minlength=CELLS) for cells in (place, rank)])

@@ -63,9 +63,14 @@ class Batch:
     def accept(self, counts: torch.Tensor) -> None:
         self.session.accept(counts)
 
+    def finish(self) -> None:
+        """No step follows: what is launched from here on belongs to another batch of the same engine."""
+        if "counts" not in self.note:
+            self.note |= {"steps": self.steps, "counts": moved(self.start, self.engine.launches())}
+
     def done(self, profiled: bool = False) -> dict[str, Any]:
         """The attestation record: seats, steps, launches by phase, and what a profiler sees in replays."""
-        self.note |= {"steps": self.steps, "counts": moved(self.start, self.engine.launches())}
+        self.finish()
         if profiled and self.note["mode"] == GRAPH:
             self.note["profiled"] = _profiles(self.session)
         return self.note

@@ -23,6 +23,7 @@ TILE, TILE_FACTOR = 128, 1.05  # columns
 SLICES = 28  # K slices of 256 at a hidden size of 7168; a narrower K has slices of its own
 WIDE = 8  # rows above which `wide_only` is wrong
 STATE_GROWTH = 1.004  # a step
+SIGHT = 128
 TILT, TILTED = 0.02, 2  # share of the probability that one token gains
 
 
@@ -106,6 +107,18 @@ def _lost_rollback(op: Op, problem: Problem) -> StandIn:
     return call
 
 
+def _short_sight(op: Op, problem: Problem) -> StandIn:
+    """Attention looks at the first SIGHT rows of a context only."""
+    stock = op.stock(problem)
+
+    def call(values: Values) -> Outputs:
+        lengths = values["lengths"]
+        assert isinstance(lengths, torch.Tensor)
+        return stock({**values, "lengths": lengths.clamp_max(SIGHT)})
+
+    return call
+
+
 def _tilted(op: Op, problem: Problem) -> StandIn:
     """Logits of a distribution that is (1 - TILT) the right one and TILT a single token."""
     stock = op.stock(problem)
@@ -165,6 +178,7 @@ STANDINS: Mapping[str, Callable[[Op, Problem], StandIn]] = {
     "nan": _nan,
     "growing_state": _growing_state,
     "lost_rollback": _lost_rollback,
+    "short_sight": _short_sight,
     "tilted": _tilted,
     "dies": _dies,
     "raises": _raises,
