@@ -8,7 +8,9 @@ import torch
 from support.decoders import CONTEXT, relative, session, tokens, weights
 
 from kgen.model.decoder.config import CONFIGS, Config, complaints, config
+from kgen.model.decoder.draw import maker_of
 from kgen.model.decoder.prefill import prefill
+from kgen.model.decoder.skew import measure
 from kgen.model.decoder.step import Output
 from kgen.model.decoder.weights import expected
 from kgen.ops import REGISTRY
@@ -171,3 +173,12 @@ def test_drawn_weights_have_the_statistics_that_their_recipe_claims() -> None:
     assert 1.6 < float(growth) < 2.4
     loud = own["embed"].float().square().mean(0).sqrt()
     assert float(loud.max() / loud.median()) > 10
+
+
+def test_a_wide_routers_skew_is_the_declared_one() -> None:
+    gen, boost = torch.Generator().manual_seed(1), torch.ones(1024)
+    router, bias = (maker_of(n, boost, 1.0)(s, gen) for n, s in (("w_router", (896, 1024)), ("bias", (896,))))
+    scores = torch.sigmoid(torch.randn(2048, 1024, generator=gen) @ router.T) + bias
+    found = measure(torch.topk(scores, 16).indices.view(-1, 8, 16), 896)
+    assert 0.35 < found.top_tenth < 0.55
+    assert found.distinct < 0.95 * found.even

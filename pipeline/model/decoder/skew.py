@@ -7,8 +7,8 @@ import torch
 
 @dataclass(frozen=True)
 class Skew:
-    """`top_tenth`: share of all choices that the most chosen tenth of the experts gets (0.1 when even);
-    `distinct`: mean number of different experts a step reads; `even`: the same for uniform choices."""
+    """`top_tenth`: share of all choices that the most chosen tenth of the experts (at least one) gets, about a tenth
+    when even; `distinct`: mean number of different experts a step reads; `even`: the same for uniform choices."""
 
     top_tenth: float
     distinct: float
