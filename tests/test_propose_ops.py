@@ -1,7 +1,12 @@
-"""`kgen propose` for every op: compile-time axes, dims that share sizes, points that an op refuses, who can propose."""
+"""`kgen propose` for every op: axes, dims that share sizes, points that an op refuses, prompts, who can propose.
+
+The projections' kernel family goes through the real compile gate here. Not covered: its numbers, which need a GPU.
+"""
 
 import inspect
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +14,17 @@ from support.loops import called
 from support.requests import request
 
 from kgen.contract import Op
+from kgen.gates.builder.pool import Builder
+from kgen.gates.compile import CompileGate, same_code
+from kgen.gates.contract import DEFECTS
+from kgen.gates.screen import screen
 from kgen.loop import matrix
 from kgen.loop.settings import ARCHS, Settings, read_settings
 from kgen.ops import REGISTRY
-from kgen.proposers.families import FAMILIES
+from kgen.proposers.families import FAMILIES, render
 from kgen.proposers.render import packaged
-from kgen.records import to_json
+from kgen.proposers.search import SearchProposer
+from kgen.records import Candidate, Origin, PerfPoint, Verdict, to_json
 
 ALL = sorted(REGISTRY.ops)
 SEARCHED = sorted(FAMILIES)
@@ -198,3 +208,89 @@ def test_rules_and_formulas_are_in_the_prompt_in_words(key: tuple[str, str, str]
 def test_the_prompt_of_an_op_that_is_all_static_has_no_more_than_its_own_page(tmp_path: Path) -> None:
     user = prompted("moe_shared", tmp_path)
     assert "More on this op" not in user and user.count("## Notes on this op") == 1
+
+
+PROJECTIONS = ("kda_in_proj", "mla_in_proj", "moe_latent_down", "oproj_partial")
+
+
+def families(name: str, count: int) -> list[Candidate]:
+    return list(SearchProposer().propose(request(Path("unused"), name, count=count, seed=0)))
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Builder]:
+    with Builder() as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_search_has_two_dozen_candidates_of_both_kinds_for_a_projection(name: str) -> None:
+    found = families(name, 24)
+    assert len({c.id for c in found}) == 24 and {c.op for c in found} == {name}
+    assert {"class Skinny" in c.source for c in found} == {True, False}
+    n, k = (f'"{t}"' for t in REGISTRY.get(name).tensors[1].shape)
+    assert all(f"OUTPUTS, INPUTS = {n}, {k}" in c.source and not screen(c.source) for c in found)
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.parametrize("known", [0, 1], ids=["mma", "fma"])
+def test_the_known_projections_build_at_all_dims_without_a_spill(
+    name: str, known: int, builder: Builder, tmp_path: Path
+) -> None:
+    op, candidate = REGISTRY.get(name), families(name, 2)[known]
+    problems = [op.problem(d, t, "sm_90a") for d in op.dims for t in (3, 64)]
+    problems.append(op.problem("nano", 1, "sm_103a"))
+    with CompileGate(op, tmp_path, builder) as gate:
+        report = gate.run(candidate, problems)
+        assert report.result.passed, report.result.message
+        for artefact in report.artefacts:
+            record = artefact.record
+            assert {kernel.stack_bytes for kernel in record.kernels} == {0}
+            assert record.ptx["global_loads_16b"] >= 2, "weights and rows move 16 bytes at a time"
+            read = [a.tensor for launch in record.launches for a in launch.args if a.tensor]
+            assert set(read) >= {t.name for t in op.tensors}
+        small = op.problem("nano", 8, "sm_90a")
+        plain = gate.run(candidate, [small]).artefacts[0].record
+        for defect in DEFECTS:  # the model gate needs mutants that differ
+            broken = gate.run(candidate, [small], defect)
+            assert broken.result.passed, broken.result.message
+            assert same_code(plain, broken.artefacts[0].record) != ""
+
+
+def test_a_projection_with_few_rows_spreads_k_over_blocks_and_adds_the_slices(builder: Builder, tmp_path: Path) -> None:
+    op = REGISTRY.get("moe_latent_down")
+    with CompileGate(op, tmp_path, builder) as gate:
+        report = gate.run(families(op.name, 1)[0], [op.problem(d, 8, "sm_90a") for d in ("k3-tp16", "vllm-tp1")])
+    few, many = (a.record for a in report.artefacts)
+    assert few.workspaces == (("f32", (7, 8, 224)),) and [x.grid for x in few.launches] == [(14, 7, 1), (14, 1, 1)]
+    assert [[a.tensor for a in x.args] for x in few.launches] == [
+        ["m", "w_latent", "workspace0"],
+        ["workspace0", "lat"],
+    ]
+    assert many.workspaces == () and [x.grid for x in many.launches] == [(224, 1, 1)]
+
+
+@pytest.mark.parametrize("template", ["projection_mma.py.tmpl", "projection_fma.py.tmpl"])
+@pytest.mark.parametrize("seed", range(3))
+def test_sampled_projections_build(template: str, seed: int, builder: Builder, tmp_path: Path) -> None:
+    rng = random.Random(f"{template}{seed}")
+    name = rng.choice(PROJECTIONS)
+    drawn = (FAMILIES[name].sample(rng) for _ in range(100))
+    variant = next(v for v in drawn if v.template == template)
+    op = REGISTRY.get(name)
+    problems = [op.problem(d, t, "sm_90a") for d in ("k3-tp8", "nano") for t in (1, 16)]
+    with CompileGate(op, tmp_path, builder) as gate:
+        report = gate.run(Candidate(name, render(variant), Origin("test")), problems)
+    assert report.result.passed, f"{variant}: {report.result.message}"
+
+
+def test_a_change_of_one_choice_leaves_the_dims_of_an_op_alone() -> None:
+    found = families("kda_in_proj", 8)
+    history = tuple((c, Verdict(c.id, ())) for c in found)
+    timed = PerfPoint("p", 1, "graph", "t", 1.0, {"stock": 1.0}, "stock", 0.5, 0.5, 0.5, 0.5, 1.0, 3, "win")
+    points = {found[0].id: (timed,)}
+    asked = request(Path("unused"), "kda_in_proj", history=history, points=points, count=12, seed=0)
+    values = [c.origin.detail["values"] for c in SearchProposer().propose(asked)]
+    assert {(v["outputs"], v["inputs"]) for v in values} == {("width", "hidden")}
+    best = found[0].origin.detail["values"]
+    assert sum(set(v) == set(best) and sum(v[k] != best[k] for k in v) == 1 for v in values) >= 4

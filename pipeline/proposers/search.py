@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kgen.proposers.base import Proposal, ProposalRequest, ProposerExhausted, SetupError
-from kgen.proposers.families import FAMILIES, Family, Variant, render
+from kgen.proposers.families import FAMILIES, FIXED, Family, Variant, render
 from kgen.records import Candidate, Origin
 
 TRIES = 200  # samples in a row that give nothing new before the space counts as searched
@@ -83,7 +83,7 @@ def _mutate(family: Family, parent: Variant, rng: random.Random) -> Variant:
     while donor.template != parent.template:
         donor = family.sample(rng)
     values: dict[str, Any] = dict(parent.values)
-    name = rng.choice(sorted(set(values) & set(donor.values)))
+    name = rng.choice(sorted(set(values) & set(donor.values) - set(FIXED)))
     if name == "tuning" and len(values[name]) == len(donor.values[name]):
         rows = [list(entry) for entry in values[name]]
         index = rng.randrange(len(rows))

@@ -16,6 +16,7 @@ import jinja2
 from kgen.gates.audit.limits import SMEM_BYTES
 
 Row = Mapping[str, Any]
+FIXED = ("outputs", "inputs")  # values of a variant that belong to its op, not to the space
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,37 @@ TUNED = [
     [64, HEAVY, row((24, 4), (4, 2), 4, "ring", DIRECT)],
 ]
 
+# out = x w^T: op -> the dims symbols of w's rows and of K. No point of these has been timed yet: the known ones are
+# what the worked kernels of the guide suggest.
+PROJECTIONS: Mapping[str, tuple[str, str]] = {
+    "kda_in_proj": ("width", "hidden"),
+    "mla_in_proj": ("width", "hidden"),
+    "oproj_partial": ("hidden", "local"),
+    "moe_latent_down": ("latent", "hidden"),
+}
+FMA, MMA = "projection_fma.py.tmpl", "projection_mma.py.tmpl"
+
+
+def _sample_projection(rng: random.Random, sizes: Mapping[str, str]) -> Variant:
+    pdl = rng.random() < 0.8
+    if rng.random() < 0.6:
+        values = {"warps": rng.choice((4, 7, 8, 14)), "unroll": rng.choice((1, 2, 4, 7)), "pdl": pdl}
+        return Variant(MMA, {**sizes, **values, "blocks": rng.choice((66, 132, 264, 528))})
+    values = {"warps": rng.choice((4, 8)), "slices": rng.choice((1, 2, 4, 7, 8)), "pdl": pdl}
+    return Variant(FMA, {**sizes, **values, "rows": rng.choice((1, 2, 4)), "unroll": rng.choice((1, 2, 4))})
+
+
+def _projection(op: str) -> Family:
+    sizes = dict(zip(FIXED, PROJECTIONS[op], strict=True))
+    known = (
+        Variant(MMA, {**sizes, "warps": 8, "unroll": 4, "blocks": 132, "pdl": True}),
+        Variant(FMA, {**sizes, "warps": 8, "slices": 4, "rows": 2, "unroll": 2, "pdl": True}),
+    )
+    return Family(op, known, functools.partial(_sample_projection, sizes=sizes))
+
+
 FAMILIES: Mapping[str, Family] = {
+    **{op: _projection(op) for op in PROJECTIONS},
     "moe_shared": Family(
         "moe_shared",
         known=(
