@@ -181,7 +181,7 @@ def _counted(logits: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     two logits equal.
     """
     fine, ids = drawn >= 0, drawn.clamp_min(0)
-    order = logits.sort(1, descending=True, stable=True).indices
+    order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     ranks = torch.empty_like(order).scatter_(
         1, order, torch.arange(logits.shape[1], device=order.device).expand_as(order)
     )

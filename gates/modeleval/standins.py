@@ -37,7 +37,14 @@ def _reordered(op: Op, problem: Problem) -> StandIn:
 
 
 def _tile_scale(op: Op, problem: Problem) -> StandIn:
-    return _altered(op, problem, lambda y: torch.cat([y[..., :TILE] * TILE_FACTOR, y[..., TILE:]], dim=-1).to(y.dtype))
+    """One tile of columns too large; half of a narrower row, since a norm may follow that forgives a whole one."""
+
+    def alter(y: torch.Tensor) -> torch.Tensor:
+        y = y.clone()
+        y[..., : min(TILE, y.shape[-1] // 2)] *= TILE_FACTOR
+        return y
+
+    return _altered(op, problem, alter)
 
 
 def _wide_only(op: Op, problem: Problem) -> StandIn:
@@ -66,10 +73,11 @@ def _nan(op: Op, problem: Problem) -> StandIn:
 
 
 def _drop_last_k(op: Op, problem: Problem) -> StandIn:
-    """The first matrix's last K slice never enters the sum; of an op without one, the last columns of what it reads."""
-    present = op.present(problem)
-    matrices = [t.name for t in present if t.role is Role.WEIGHT and len(t.shape) > 1 and t.dtype == "bf16"]
-    name = (matrices or [t.name for t in present if t.role is Role.IN and t.dtype == "bf16"])[0]
+    """The first matrix's last K slice never enters the sum; without a matrix, as much of a weight or an input."""
+    present = [t for t in op.present(problem) if t.dtype == "bf16"]
+    weights = [t for t in present if t.role is Role.WEIGHT]
+    matrices = [t for t in weights if len(t.shape) > 1]
+    name = (matrices or weights or [t for t in present if t.role is Role.IN])[0].name
     stock = op.stock(problem)
 
     def call(values: Values) -> Outputs:
