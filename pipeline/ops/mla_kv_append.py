@@ -52,6 +52,18 @@ def _new_rows(
     return cast(torch.cat([latent, p[:, at + LATENT : at + ROW]], dim=-1).float() * scale, dtype)
 
 
+def _write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Rows of bytes into their slots, in place and without a look at the data.
+
+    Padding repeats the first row that is written, or writes slot 0 back as it was when there is none.
+    """
+    padding, page = slots < 0, cache.shape[1]
+    first, none = (~padding).int().argmax(0, keepdim=True), padding.all()
+    instead = torch.where(none, cache[0, :1], rows.index_select(0, first))
+    where = torch.where(padding, torch.where(none, 0, slots.index_select(0, first)), slots)
+    cache[where // page, where % page] = torch.where(padding[:, None], instead, rows)
+
+
 class MlaKvAppend(Op):
     name: ClassVar = "mla_kv_append"
     title: ClassVar = "MLA cache row: norm, store, paged write"
@@ -139,10 +151,10 @@ class MlaKvAppend(Op):
                 number(values, "k_scale_inv"),
                 dtype,
             )
-            old = cache.reshape(-1, ROW).view(torch.uint8)
-            new = torch.cat([old, old[:1]])  # one row more: what padding writes to
-            new[torch.where(slots < 0, old.shape[0], slots)] = row.view(torch.uint8)
-            return {"cache": new[:-1].view(dtype).view(cache.shape)}
+            # an engine keeps its cache in place: a timed call does not pay for a copy, others may need the old rows
+            new = cache if compile else cache.clone()
+            _write(new.view(torch.uint8), slots, row.view(torch.uint8))
+            return {"cache": new}
 
         return run
 
