@@ -1,6 +1,7 @@
 """The model evaluation as a whole on CPU stand-ins: honest ones pass, planted faults are refused, each by its code."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from support.modeleval import (
 
 from kgen.gates import modeleval
 from kgen.gates.modeleval import limits
+from kgen.gates.modeleval.perform_tasks import GRAMMAR
 from kgen.gates.runner import host
 from kgen.ops import REGISTRY
 from kgen.records import GateResult, Status, canonical_json, to_json
@@ -194,6 +196,15 @@ def test_a_model_that_answers_nothing_measures_no_tasks() -> None:
     result = judge("reordered", sizes=only(tasks=(5, 4)), mark=lambda item, said: False)
     assert (result.status, result.code) == (Status.ERROR, "fullmodel.incomplete")
     assert "stock answers no task" in result.message
+
+
+def test_without_the_grammar_library_a_pass_says_what_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, GRAMMAR, raising=False)
+    monkeypatch.setitem(sys.modules, "llguidance", None)  # as where it is not installed
+    result = judge("reordered", sizes=only(constrained=(2, 4, 5)))
+    assert (result.status, result.code) == (Status.PASS, "fullmodel.pass")
+    assert result.message.endswith("not run: constrained nano+first2 t4 eager")
+    assert "not installed" in result.evidence["not_run"]["constrained nano+first2 t4 eager"]
 
 
 def test_a_build_that_no_model_seats_is_an_error() -> None:

@@ -1,5 +1,6 @@
 """Exercises that need a model that answers: tasks, long prompts, drafts, grammars, sampling; in a runner process."""
 
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,7 @@ from kgen.model.generation.stopping import StopRules
 from kgen.model.nano.vocabulary import EOS, PAD, token_bytes
 
 T = TypeVar("T")
+GRAMMAR = "kgen.model.generation.grammar"
 CELLS = 64  # of the counts of drawn tokens: as many ranges of ids, and the ranks 0 to 62 and all others
 SETTINGS = (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=40, top_p=0.9))
 
@@ -127,21 +129,22 @@ def verify(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
 def constrained(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
     """answers int32 [items, steps]; or, without the grammar library, a word that says so and no answer."""
     try:
-        from kgen.model.generation.grammar import Constraint, JsonSchema, Vocabulary  # the library may be missing
+        grammar = importlib.import_module(GRAMMAR)  # by name: no process of the gate needs the library for the rest
     except ImportError as error:
         yield Done(mode, {}, [], {"not_run": f"constrained output needs {error.name}, which is not installed"})
         return
     batches = questions(exercise, stage.seeds)
     longest = max(len(item.prompt) for items in batches for item in items)
     engine = Generation(stage.prepare(exercise, mode, longest + exercise.steps + 1))
-    vocabulary = Vocabulary.of(engine.vocab, lambda token: token_bytes(token) or b"", [EOS])
+    vocabulary = grammar.Vocabulary.of(engine.vocab, lambda token: token_bytes(token) or b"", [EOS])
     rules = StopRules(exercise.steps, frozenset({EOS}))
     rows: list[list[int]] = []
     for items in batches:
         engine.batch.reset()
         asked: list[Request] = []
         for item in _filled_up(items, engine.batch.count):
-            constraint: TokenConstraint = Constraint(JsonSchema(item.schema, compact=True), vocabulary)
+            schema = grammar.JsonSchema(item.schema, compact=True)
+            constraint: TokenConstraint = grammar.Constraint(schema, vocabulary)
             asked.append(Request(item.prompt, rules, constraint=constraint))
         rows += [list(c.tokens) for c in generate(engine, asked)[: len(items)]]
     found = {"answers": padded(rows, exercise.steps), "not_finite": torch.tensor([engine.not_finite])}

@@ -1,29 +1,30 @@
 """The plan: which exercises judge these builds, from one table of sizes by device that can be scaled.
 
-Seconds on one H200, by counted steps: a captured nano step of 64 rows 1 ms, an eager one 6 ms; a captured slice step
-1.5 ms, eager 6 ms, float64 30 ms; 10 s to start a process and draw or read weights, 0.5 s to prepare a batch, 2 s to
-profile it.
+Estimated seconds on one H200, by counted steps: a captured nano step of 64 rows 1 ms, eager 6 ms, float64 15 ms; a
+captured slice step 1.5 ms, eager 6 ms, float64 30 ms; 10 s to start a process and draw or read weights, 0.5 s to
+prepare a batch, 2 s to profile it. Not yet measured.
 
-    part          steps of one side                                              stock, candidate   float64
-    forced        19 batches: 870 a mode, profiled                               870*7.5ms+48 = 54    26
-    drift         512 eager and captured, 4 sequences                            512*7.5ms+1  =  5    15
-    filled        8 steps at 131,072 rows of context                                          =  3     4
-    free          64 tokens, stock twice                                                      =  1
-    nano forced   4 batches, 120 a mode                                                       =  8     4
-    tasks         4,160 items in 65 batches, 1,056 steps in 5 tasks x 13         13,728*1ms   = 14
-    free 4k       4,096 tokens of 16 sequences (stock also as 4 x 4)             4,096*1ms    =  5
-    long          16 items of 16,384: prefill by stock, 16 answers                            = 35
-    verify        q 4 and 8, two drafters, 64 tokens of 8 sequences, two modes   2,000*6ms    = 12
-    constrained   64 items of 192 tokens, eager                                  200*10ms     =  2
-    sampling      64 x 64 contexts, 64 draws of each                             64*1ms+1     =  1
+    part              what one side does                                             stock or candidate   float64
+    start                                                                                           10        10
+    slice forced      16 batches, 651 steps a mode, 5 profiled                                      23        25
+    slice drift       512 steps of 4 sequences in both modes                                         5        16
+    slice filled      8 steps behind 131,072 rows, in both modes                                     2         6
+    slice free        64 tokens of 64 sequences (stock also as 2 x 32)                               1
+    nano forced       13 batches, 348 steps a mode, 5 profiled                                      19         8
+    nano tasks        4,160 items in 65 batches: 15,197 steps, and 3 s to draw the items            18
+    nano free         4,096 tokens of 16 sequences (stock also as 4 x 4: 13 more)                    5
+    nano long         16 items of 16,384 tokens: prefill by stock, 16 tokens                        25
+    nano verify       q 4 and 8, two drafters, 64 tokens of 8 sequences, in both modes               8
+    nano constrained  64 items of at most 192 tokens, eager                                          8
+    nano sampling     4,096 contexts, 64 draws from each, at two settings                            2
 
-A side of a slice takes about 75 s with its start, of nano 85 s, float64 60 s and 15 s, switched off and mutants 20 s
-each. With two slices that is 700 s of processes; three at a time on one GPU overlap their host work almost wholly:
-about 240 s. For one op on one slice: 150 s. `scaled` shrinks or grows what repeats; it leaves what a rule needs
-(contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone, so that a scaled plan still says what it claims.
+So 40 s a side of a slice and 57 s in float64; 95 s of nano (stock 108) and 18 s; 25 s switched off, 15 s a mutant. One
+slice: 410 s of processes, three at a time 140 s. Two slices: 550 s, 185 s. `scaled` shrinks or grows what repeats; it
+leaves what a claim needs (contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone.
 
 Eager and captured: forced, filled, drift and verify run both ways; what takes thousands of steps runs captured only, in
-batches whose eager runs the forced exercises compare. A CPU runs a brief plan of the same parts that shows that the
+batches whose eager runs the forced exercises compare. Launches are counted in every batch; the profiler cross-checks
+narrow, middle, wide and drafted ones. A CPU runs a brief plan of the same parts that shows that the
 rules separate; it claims nothing about a model.
 """
 
@@ -50,10 +51,11 @@ from kgen.gates.modeleval.exercise import (
     Exercise,
     Way,
 )
+from kgen.model.decoder.config import CONFIGS
 from kgen.records import Problem
 
-SLICES = {"k3-tp8": "slice-tp8", "k3-tp16": "slice-tp16", "vllm-tp1": "slice-tp1"}
 SMALL, DRAWN = "nano", "nano-random"
+SLICES = {c.dims: c.name for c in CONFIGS.values() if c.name not in (SMALL, DRAWN)}  # dims -> configuration
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class Planner:
         s = self.sizes
         rows = s.rows if self.name != SMALL else s.rows // 2  # measured at real widths already
         steps = max(s.least, -(-rows // (count * q)))
-        profiled = s.profiled and (brief or self.name != SMALL)
+        profiled = s.profiled and brief
         exercise = Exercise(FORCED, way, requests, count, steps, s.modes, q=q, brief=brief, profiled=profiled)
         return [exercise] if self._seated(exercise) else []
 

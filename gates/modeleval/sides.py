@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class Starter:
         side = CANDIDATE if part.kind in (OFF, MUTANT) else part.kind
         draws = seed_of(self.seeds.draws, side)  # other tokens are drawn on each side of a comparison
         job = {
-            "exercises": [to_json(e) for e in part.exercises],
+            "exercises": [to_json(e) for e in _unprofiled(part)],
             "seeds": to_json(Seeds(self.seeds.weights, self.seeds.tokens, draws)),
             "loads": [to_json(self.to_spec(b)) for b in part.builds],
             "side": part.kind,
@@ -118,6 +118,11 @@ class Starter:
                 record = Record(found["exercise"], found["mode"], tensors, tuple(found["batches"]), found["words"])
                 records[record.exercise, record.mode] = record
             return Left(outcome.status, outcome.message, weights, records)
+
+
+def _unprofiled(part: Part) -> tuple[Exercise, ...]:
+    """A mutant's numbers are judged, not its launches: its process need not wait for a profiler."""
+    return tuple(replace(e, profiled=e.profiled and part.kind != MUTANT) for e in part.exercises)
 
 
 def gaps(part: Part, left: Left) -> list[str]:

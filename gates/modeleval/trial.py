@@ -66,7 +66,8 @@ class Trial:
         parts = self.parts()
         if missing := self._unplanted(parts):
             return Verdict(Status.ERROR, INSENSITIVE, f"{missing}, so that nothing shows what this gate can see")
-        futures = {part.name: self.starter.start(pool, part) for part in parts}
+        longest_first = sorted(parts, key=lambda part: part.model != SMALL)
+        futures = {part.name: self.starter.start(pool, part) for part in longest_first}
         left = {name: future.result() for name, future in futures.items()}
         self.evidence["not_run"] = dict(self.plan.not_run)
         return self._judge(parts, left)
@@ -112,7 +113,7 @@ class Trial:
             return verdict
         if lines := [line for part in parts for line in gaps(part, left[part.name])] + strangers(parts, left):
             return Verdict(Status.ERROR, INCOMPLETE, _some(lines))
-        if lines := [line for part in parts for line in attest.blind(part, left[part.name])]:
+        if lines := [line for part in parts if part.kind != MUTANT for line in attest.blind(part, left[part.name])]:
             return Verdict(Status.ERROR, ATTESTATION, f"{lines[0]}; is CUPTI usable here?")
         launches = self._launches(parts, left)
         self.evidence["attestation"] = attest.summary(parts, left, self.census)
@@ -156,9 +157,7 @@ class Trial:
     def _launches(self, parts: Sequence[Part], left: Mapping[str, Left]) -> list[str]:
         kernels = {launch.kernel for b in self.artefacts for launch in b.record.launches}
         lines: list[str] = []
-        for part in parts:
-            if part.kind == FLOAT64:
-                continue
+        for part in (p for p in parts if p.kind in (STOCK, CANDIDATE, OFF)):
             lines += attest.faults(part, left[part.name], self.census)
             if part.kind in (STOCK, OFF):
                 lines += attest.stray(part, left[part.name], kernels)
