@@ -15,6 +15,7 @@ def signature(op: Op, problem: Problem) -> Signature:
     """
     sizes, present = op.sizes(problem), op.present(problem)
     written = [i for role in (Role.OUT, Role.STATE) for i, t in enumerate(present) if t.role is role]
+    real = [i for i in written if not present[i].dtype.startswith("i")]  # a scaled index may be the same index
     return Signature(
         dims={**{symbol: n for symbol, n in sizes.items() if symbol not in op.runtime_dims}, **problem.axes},
         tokens=problem.tokens,
@@ -22,7 +23,7 @@ def signature(op: Op, problem: Problem) -> Signature:
         tensors=tuple((DTYPES[t.dtype].cutlass, t.sizes(sizes)) for t in present),
         scalars=tuple((s.dtype, s.sample) for s in op.scalars),
         names=(*(t.name for t in present), *(s.name for s in op.scalars)),
-        first_out=written[0],
+        first_out=(real or written)[0],
         dtypes={d.name: d.cutlass for d in DTYPES.values()},
         layouts=_layouts(op, present),
     )

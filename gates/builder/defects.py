@@ -13,8 +13,18 @@ class DefectError(Exception):
     """The defect cannot be applied to this candidate."""
 
 
-def scaled(tensors: int, scalars: int, workspaces: int, out: int) -> str:
-    """Source of a module whose `wrap(host)` calls `host` and then scales one tile of tensor `out` by 1.05."""
+# rank of the tensor -> its element that a thread scales, and how many threads have one: one tile of the last dimension
+ELEMENTS = {1: ("row", "1"), 2: ("row, thread", "out.shape[1]"), 3: ("row, 0, thread", "out.shape[2]")}
+
+
+def scaled(tensors: int, scalars: int, workspaces: int, out: int, rank: int = 2) -> str:
+    """Source of a module whose `wrap(host)` calls `host` and then scales one tile of tensor `out` by 1.05.
+
+    `rank`: number of dimensions of that tensor. Raises DefectError for one that has no tiles.
+    """
+    if rank not in ELEMENTS:
+        raise DefectError(f"tile_scale does not apply to an output of {rank} dimensions")
+    element, count = ELEMENTS[rank]
     kinds = ["cute.Tensor"] * tensors + ["cutlass.Numeric"] * scalars + ["cute.Tensor"] * workspaces
     parameters = ", ".join(f"a{i}: {kind}" if kind == "cute.Tensor" else f"a{i}" for i, kind in enumerate(kinds))
     arguments = ", ".join(f"a{i}" for i in range(len(kinds)))
@@ -28,8 +38,8 @@ import cutlass.cute as cute
 def scale_one_tile(out: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    if thread < out.shape[1]:
-        out[row, thread] = (out[row, thread].to(cutlass.Float32) * {FACTOR}).to(out.element_type)
+    if thread < {count}:
+        out[{element}] = (out[{element}].to(cutlass.Float32) * {FACTOR}).to(out.element_type)
 
 
 class Scaled:

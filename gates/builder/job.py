@@ -86,7 +86,9 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     arguments = _arguments(signature, workspaces)
     if defect == "tile_scale":
         counts = len(signature["tensors"]), len(signature["scalars"]), len(workspaces)
-        host = load("defect", defects.scaled(*counts, signature["first_out"])).wrap(host)
+        out = signature["first_out"]
+        rank = len(signature["tensors"][out][1])
+        host = load("defect", defects.scaled(*counts, out, rank)).wrap(host)
     compiled = cute.compile(host, *arguments, options=OPTIONS)
     ptx, cubin = compiled.artifacts.PTX, compiled.artifacts.CUBIN
     if not isinstance(cubin, bytes):

@@ -1,7 +1,7 @@
 """Options that several commands share, and the places and ops that they name."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,10 @@ RunsOption = Annotated[str, typer.Option("--runs", metavar="DIR", help="Folder o
 SetOption = Annotated[str, typer.Option("--set", metavar="DIR", help="Kernel set, or 'builtin' (KGEN_SET).")]
 CacheOption = Annotated[str, typer.Option("--cache", metavar="DIR", help="Cache of builds (KGEN_CACHE).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
+AxisOption = Annotated[
+    list[str] | None,
+    typer.Option("--axis", metavar="NAME=VALUE", help="Value of another axis of the op; repeat for several axes."),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
@@ -68,6 +72,18 @@ def find_op(name: str) -> "Op":
 
     with arguments():
         return REGISTRY.get(name)
+
+
+def axes_of(given: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE options by name. Raises Usage (one line)."""
+    axes: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise Usage(f"--axis {text!r} is not NAME=VALUE; kgen ops show OP lists the axes of an op")
+        if axes.setdefault(name, value) != value:
+            raise Usage(f"--axis {name} is given twice, as {axes[name]!r} and as {value!r}: a run has one value")
+    return axes
 
 
 def one_of(option: str, value: str, known: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kgen.cli import boundary, output
-from kgen.cli.common import CacheOption, JsonOption, cache_at, checked, find_op, one_of
+from kgen.cli.common import AxisOption, CacheOption, JsonOption, axes_of, cache_at, checked, find_op, one_of
 from kgen.records import GATES
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def gate(
     tokens: Annotated[
         list[int] | None, typer.Option("--tokens", help="Repeat for several (default: quick bins).")
     ] = None,
+    axis: AxisOption = None,
     cache: CacheOption = "",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox.")] = False,
     json: JsonOption = False,
@@ -48,6 +49,7 @@ def gate(
         archs=tuple(arch or ["sm_90a"]),
         dims=tuple(dims or ()),
         bins=tuple(tokens or found.pack.quick_bins),
+        axes=axes_of(axis or []),
         unsafe=unsafe,
     )
     settings = checked(asked, found)

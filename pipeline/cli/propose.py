@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +10,14 @@ import typer
 
 from kgen.cli import boundary, output
 from kgen.cli.common import (
+    AxisOption,
     CacheOption,
     JsonOption,
     QuietOption,
     RunArgument,
     RunsOption,
     SetOption,
+    axes_of,
     cache_at,
     checked,
     find_op,
@@ -42,10 +44,6 @@ EXIT: Mapping[str, int] = {
 Arch = Annotated[list[str] | None, typer.Option("--arch", help="Claimed architecture; repeat for several.")]
 Dims = Annotated[list[str] | None, typer.Option("--dims", help="Only these dims; repeat for several.")]
 Tokens = Annotated[list[int] | None, typer.Option("--tokens", help="Only these token bins; repeat for several.")]
-Axes = Annotated[
-    list[str] | None,
-    typer.Option("--axis", metavar="NAME=VALUE", help="Value of another axis of the op; repeat for several axes."),
-]
 Proposers = Annotated[
     str, typer.Option("--proposer", help="search, openai, mailbox or replay (default: see kgen doctor).")
 ]
@@ -72,7 +70,7 @@ def propose(
     arch: Arch = None,
     dims: Dims = None,
     tokens: Tokens = None,
-    axis: Axes = None,
+    axis: AxisOption = None,
     runs: RunsOption = "",
     kernels: SetOption = "",
     cache: CacheOption = "",
@@ -107,7 +105,7 @@ def propose(
         archs=tuple(arch or ARCHS),
         dims=tuple(dims or ()),
         bins=tuple(tokens or ()),
-        axes=_axes(axis or []),
+        axes=axes_of(axis or []),
         replay=str(source or ""),
         unsafe=unsafe,
     )
@@ -130,20 +128,6 @@ def _searchable(op: str) -> None:
             f"{reason}: take --proposer mailbox (a person or an agent answers with files)"
             " or --proposer openai (a model endpoint: OPENAI_API_KEY)"
         )
-
-
-def _axes(given: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE options by name. Raises Usage (one line)."""
-    axes: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise boundary.Usage(f"--axis {text!r} is not NAME=VALUE; kgen ops show OP lists the axes of an op")
-        if axes.setdefault(name, value) != value:
-            raise boundary.Usage(
-                f"--axis {name} is given twice, as {axes[name]!r} and as {value!r}: a run has one value"
-            )
-    return axes
 
 
 def resume(

@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from kgen.gates.compile import GATE as COMPILE
 from kgen.gates.ingest import Refusal
+from kgen.loop import matrix
 from kgen.loop.building import full_tier, quick_result, quick_tier
 from kgen.loop.intake import judge
 from kgen.loop.proving import prove, settle
@@ -67,12 +68,11 @@ class Steps:
     def _request(self) -> ProposalRequest:
         work = self.work
         settings = work.settings
-        points = work.op, settings.dims[0], settings.archs[0]
         history = tuple((f.candidate(), v) for f in work.run.folders() if (v := f.verdict()) is not None)
         left = settings.max_usd - self.spent_usd if settings.max_usd else None
         return ProposalRequest(
             op=work.op,
-            problems=tuple(points[0].problem(points[1], tokens, points[2]) for tokens in settings.bins),
+            problems=matrix.asked(work.op, settings),
             archs=settings.archs,
             run=work.run.path,
             history=history,

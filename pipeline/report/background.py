@@ -197,6 +197,7 @@ def _matrix(doc: Document) -> str:
         ("--tokens", settings.bins, pack.bins),
     )
     options = "".join(f" {o} {value}" for o, values, usual in given if values != usual for value in values)
+    options += "".join(f" --axis {name}={value}" for name, value in settings.axes.items())
     return f"kgen propose --op {doc.op.name}{options} --candidates {settings.candidates}"
 
 
