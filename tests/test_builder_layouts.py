@@ -121,6 +121,18 @@ def test_every_op_builds_with_all_of_its_arguments_at_every_value_of_its_axes(
     assert {DTYPES[t.dtype].name for t in op.tensors} <= set(DLPACK)
 
 
+@pytest.mark.parametrize("name", ["lm_head_argmax", "mla_kv_append", "mla_q", "moe_router", "oproj_partial"])
+def test_a_tile_of_any_ops_first_output_can_be_scaled(name: str, builder: Builder, cache: Path) -> None:
+    op = REGISTRY.get(name)
+    problem = op.problem("nano", 8, "sm_90a")
+    with CompileGate(op, cache, builder) as gate:
+        report = gate.run(Candidate(name, touching(op, problem), Origin("test")), [problem], "tile_scale")
+    assert report.result.passed, report.result.message
+    launches = report.artefacts[0].record.launches
+    scaled = next(a.tensor for a in launches[-1].args if a.tensor)
+    assert len(launches) == 2 and not next(t for t in op.present(problem) if t.name == scaled).dtype.startswith("i")
+
+
 @pytest.mark.parametrize("name", sorted(SOURCES))
 @pytest.mark.parametrize("dims", ["k3-tp8", "k3-tp16"])
 def test_the_candidates_with_states_build_at_served_dims(name: str, dims: str, builder: Builder, cache: Path) -> None:
