@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.modeleval import (
     MUTANTS,
+    SEEDS,
     chain_checkpoint,
     chain_mark,
     checkpoint,
@@ -246,6 +247,20 @@ def test_a_record_that_is_missing_on_any_side_is_no_pass(side: str) -> None:
     result = judge("reordered", running=running)
     assert (result.status, result.code) == (Status.ERROR, "fullmodel.incomplete"), result.message
     assert "left no record" in result.message
+
+
+def test_sides_share_weights_and_tokens_and_draw_with_other_seeds() -> None:
+    found: dict[str, Any] = {}
+
+    @contextmanager
+    def running(kind: str, job: Mapping[str, Any], **options: float) -> Iterator[host.Outcome]:
+        found[job["side"]] = job["seeds"]
+        with in_process(kind, job, **options) as outcome:
+            yield outcome
+
+    judge("reordered", running=running)
+    assert {(s["weights"], s["tokens"]) for s in found.values()} == {SEEDS[:2]}
+    assert found["stock"]["draws"] != found["candidate"]["draws"]
 
 
 def test_other_weights_on_one_side_are_an_error() -> None:

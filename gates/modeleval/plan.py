@@ -112,7 +112,6 @@ TABLE: Mapping[str, Sizes] = {
         modes=(EAGER,),
         bulk=(EAGER,),
         profiled=False,
-        depth=4,
         shortest=True,
     ),
 }
