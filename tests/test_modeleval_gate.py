@@ -249,6 +249,39 @@ def test_a_record_that_is_missing_on_any_side_is_no_pass(side: str) -> None:
     assert "left no record" in result.message
 
 
+def _other_tokens(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    tensors = record.get("tensors", {})
+    return {**record, "tensors": {**tensors, "logits": tensors["hidden"]}} if tensors else record
+
+
+def _with(record: Mapping[str, Any], **changed: Any) -> Mapping[str, Any]:
+    batches = [{**batch, **changed} for batch in record.get("batches", ())]
+    return {**record, "batches": batches} if batches else record
+
+
+def _launched(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _with(record, counts={stand("", 4).record.problem.key: {"reordered": 1}})
+
+
+def _profiled(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _with(record, profiled=[{"sgemm": 4, "reordered(int)": 1}])
+
+
+@pytest.mark.parametrize(
+    ("side", "change", "says"),
+    [
+        ("off", _other_tokens, "switched off, other tokens come out than in stock"),
+        ("off", _launched, "counted 1 x reordered, expected nothing"),
+        ("stock", _launched, "counted 1 x reordered, expected nothing"),
+        ("stock", _profiled, "shows kernels of the candidate: 1 x reordered"),
+    ],
+)
+def test_a_run_without_the_candidate_has_no_trace_of_it(side: str, change: Change, says: str) -> None:
+    result = judge("reordered", running=altered(side, change))
+    assert (result.status, result.code) == (Status.FAIL, "fullmodel.attestation")
+    assert says in result.message
+
+
 def test_sides_share_weights_and_tokens_and_draw_with_other_seeds() -> None:
     found: dict[str, Any] = {}
 
