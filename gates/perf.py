@@ -3,7 +3,8 @@
     run(op, artefacts, *, cache, device="cuda", champion=(), ...) -> (GateResult, points, raw)
 
 One runner process times every point (each served bin, and the padded counts against the stock op at the true count) in
-three columns; then every timed output is compared with the references here. `raw` holds all samples. Codes: perf.pass;
+three columns; then every timed output is compared with the references here, and the states of calls that were drawn
+after they ran, as many as fit into STATE_BYTES (the record says which). `raw` holds all samples. Codes: perf.pass;
 perf.wrong, .impossible, .no_win, .crash, .timeout (fail); perf.runner (error); perf.no_gpu, .other_gpu (skip).
 The headline is the graph column: a bin stays in the envelope when the 95 % upper bound of candidate / best baseline is
 at most 1.00 (win) or 1.03 (tie) there, at the bin itself and at every padded count that the bin serves.
@@ -21,20 +22,22 @@ from kgen.contract import DTYPES, Op, Role
 from kgen.gates import timing
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
-from kgen.gates.numeric import SEED_BITS, written_bytes
+from kgen.gates.numeric import SEED_BITS
 from kgen.gates.perf_judge import Findings, judge_outcome, name_of
 from kgen.gates.rates import rates
+from kgen.gates.rows import with_tokens
 from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import Built, LoadSpec, spec
 from kgen.gates.runner.perf import CHAINED, COLD, COMPILE, GRAPH, STOCK, PointJob
 from kgen.gates.skipping import skip_without
-from kgen.records import GateResult, PerfPoint, Status, to_json
+from kgen.records import GateResult, PerfPoint, Problem, Status, to_json
 from kgen.records.envelope import HEADLINE, envelope
 
 GATE = "perf-sweep"
 DEADLINE_SECONDS = 900.0
 STALL_SECONDS = 180.0  # torch.compile of one shape stays well below
 REPETITIONS: Mapping[str, int] = {GRAPH: 40, CHAINED: 20, COLD: 40}
+STATE_BYTES = 2_000_000_000  # of the states that one runner process keeps, dealt evenly to its points and columns
 SHOWN = 20
 
 
@@ -83,8 +86,8 @@ def run_specs(
         message = f"none of these artefacts has served dims ({', '.join(served)})"
         return GateResult(GATE, Status.FAIL, "perf.no_win", message, {}, 0.0, GATE_CONTRACT), (), {}
     jobs = make_jobs(op, chosen, champion, repetitions)
-    job = {"points": [to_json(j) for j in jobs], "cache": str(cache), "device": device, "compile": device != "cpu"}
-    need = sum(_output_bytes(op, j, device) for j in jobs)
+    job = make_job(op, jobs, cache, device)
+    need = sum(_output_bytes(op, j, device, int(job.get("state_bytes", 0))) for j in jobs)
     with running("perf", job, deadline=deadline, stall=stall, need_bytes=need) as outcome:
         after = environment()  # now: the clocks are those of the run
         limits = rates(after.gpu)
@@ -98,6 +101,8 @@ def run_specs(
         "rates": f"read {limits.read:.3g} B/s, nominal {limits.nominal:.3g} B/s ({limits.source})" if limits else "",
         "clocks_after": f"SM {after.sm_clock_mhz} MHz, memory {after.memory_clock_mhz} MHz, {after.power_limit_w} W",
         "timed_outputs": found.table.as_json(),
+        **({"states_judged": found.states} if found.states else {}),
+        **({"warm": found.warm} if found.warm else {}),
         "seeds": {name_of(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
         "runner": {name: str(value) for name, value in outcome.result.items()},
         "runner_seconds": round(timed_seconds, 2),
@@ -107,9 +112,21 @@ def run_specs(
     return final, tuple(found.points), found.raw
 
 
-def counts(op: Op, tokens: int) -> tuple[int, ...]:
-    """The true counts that are timed for a bin: its own, and the padded ones that it serves."""
-    return (tokens, *(n for n in op.pack.padded if n != tokens and op.bin_for(n) == tokens))
+def counts(op: Op, tokens: int, point: Problem | None = None) -> tuple[int, ...]:
+    """The true counts that are timed for a bin: its own, and the padded ones that it serves.
+
+    With the artefact's `point`, only those that the op does not refuse there.
+    """
+    padded = [n for n in op.pack.padded if n != tokens and op.bin_for(n) == tokens]
+    return (tokens, *(n for n in padded if point is None or not op.refuses(with_tokens(point, n))))
+
+
+def make_job(op: Op, jobs: Sequence[PointJob], cache: Path, device: str) -> dict[str, Any]:
+    """What the runner process is told."""
+    job = {"points": [to_json(j) for j in jobs], "cache": str(cache), "device": device, "compile": device != "cpu"}
+    columns = sum(len(j.repetitions) for j in jobs)
+    stateful = any(t.role is Role.STATE for j in jobs for t in op.outputs(j.spec.problem))
+    return {**job, "state_bytes": STATE_BYTES // columns} if stateful else job
 
 
 def make_jobs(
@@ -121,7 +138,7 @@ def make_jobs(
     columns = {c: n for c, n in repetitions.items() if c != CHAINED or op.chain}
     jobs = []
     for each in specs:
-        for tokens in counts(op, each.problem.tokens):
+        for tokens in counts(op, each.problem.tokens, each.problem):
             jobs.append(
                 PointJob(
                     spec=each,
@@ -137,15 +154,19 @@ def make_jobs(
     return jobs
 
 
-def _output_bytes(op: Op, job: PointJob, device: str) -> int:
-    """What the runner keeps of one point."""
-    sizes = op.sizes(job.spec.problem)
-    per_set = sum(math.prod(t.sizes(sizes)) * DTYPES[t.dtype].bytes for t in op.present(job.spec.problem))
-    sets = timing.sets_needed(per_set, timing.l2_bytes(device))
-    stateful = any(t.role is Role.STATE for t in op.outputs(job.spec.problem))
-    calls = {GRAPH: max(sets, timing.MIN_CALLS) if stateful else sets, CHAINED: timing.calls_for(sets), COLD: 1}
-    written = written_bytes(op, job.spec.problem)
-    return sum(written * calls[column] * number for column, number in job.repetitions.items())
+def _output_bytes(op: Op, job: PointJob, device: str, state_bytes: int) -> int:
+    """What the runner keeps of one point, about: the values of its calls may move other bytes than typical ones."""
+    problem = job.spec.problem
+
+    def size(roles: Sequence[Role]) -> int:
+        kept, sizes = [t for t in op.present(problem) if t.role in roles], op.sizes(problem)
+        return sum(math.prod(t.sizes(sizes)) * DTYPES[t.dtype].bytes for t in kept)
+
+    allocated, states, written = size(tuple(Role)), size([Role.STATE]), size([Role.OUT])
+    sets = timing.sets_needed(min(allocated, op.cost(problem).bytes), timing.l2_bytes(device), allocated)
+    calls = {GRAPH: max(sets, timing.MIN_CALLS) if states else sets, CHAINED: timing.calls_for(sets), COLD: 1}
+    outputs = sum(written * calls[column] * number for column, number in job.repetitions.items())
+    return outputs + sum(min(max(states, state_bytes), calls[c] * n * states) for c, n in job.repetitions.items())
 
 
 def _result(outcome: Outcome, found: Findings) -> GateResult:

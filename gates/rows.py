@@ -23,3 +23,21 @@ def rows_of(op: Op, problem: Problem, values: Mapping[str, Any], count: int) -> 
         if spec.token_dim is not None and isinstance(value := values.get(spec.name), torch.Tensor):
             cut[spec.name] = value.narrow(spec.token_dim, 0, sizes[str(spec.shape[spec.token_dim])])
     return cut
+
+
+def pad(op: Op, problem: Problem, values: Mapping[str, Any], count: int, garbage: bool = False) -> None:
+    """Make padding, in place, of all rows behind those of the first `count` tokens.
+
+    Integer arguments that have a value for padding rows hold it there; with `garbage`, floats hold NaN.
+    """
+    used = rows_of(op, problem, values, count)
+    for spec in op.present(problem):
+        value = values.get(spec.name)
+        if spec.token_dim is None or not isinstance(value, torch.Tensor):
+            continue
+        start = used[spec.name].shape[spec.token_dim]
+        tail = value.narrow(spec.token_dim, start, value.shape[spec.token_dim] - start)
+        if spec.padding is not None:
+            tail.fill_(spec.padding)
+        elif garbage and value.is_floating_point():
+            tail.copy_(torch.full(tail.shape, float("nan"), device=tail.device))

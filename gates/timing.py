@@ -2,7 +2,7 @@
 
     replay = capture(calls, device)      a CUDA graph of these calls (on CPU: the calls themselves)
     times = interleave(sides, reps, ...) paired samples, sides in random order within each repetition
-    sets_needed(bytes_per_set, l2_bytes) how many buffer sets make a rotation that L2 cannot hold
+    sets_needed(touched, l2_bytes, ...)  how many buffer sets make a rotation that L2 cannot hold
 
 Columns (TIMERS names the timer of each): `graph` one replay of many independent calls over rotating sets, `chained`
 the same with each call reading what the call before wrote, `cold` one call after the L2 was flushed. All three are
@@ -33,6 +33,7 @@ CPU_TIMER = "perf_counter round the plain calls (no GPU: not evidence)"
 L2_TIMES = 3  # a rotation moves at least so many times the L2
 MIN_SETS = 3
 MAX_SETS = 64
+ROTATION_BYTES = 16 << 30  # of memory for one contestant's sets: there may be three contestants, and a set being drawn
 MIN_CALLS = 24  # of a graph: spreads the event pair and the graph launch
 FLUSH_TIMES = 4  # bytes read by a flush, in L2 sizes
 SETTLE = 3  # repetitions before the first kept one
@@ -41,8 +42,14 @@ LEAD_CYCLES = 600_000  # about 0.3 ms of spinning while the host queues what is 
 CU_LIMIT_PERSISTING_L2_CACHE_SIZE = 0x06
 
 
-def sets_needed(bytes_per_set: int, l2_bytes: int) -> int:
-    return max(MIN_SETS, min(MAX_SETS, -(-L2_TIMES * l2_bytes // max(1, bytes_per_set))))
+def sets_needed(touched: int, l2_bytes: int, allocated: int = 0) -> int:
+    """Sets of a rotation whose calls touch L2_TIMES the L2 before they come back to the first set.
+
+    `touched`: bytes that one call reads or writes; `allocated`: those that its set takes, which may be many times more.
+    At most MAX_SETS (what is smaller stays warm), and no more than ROTATION_BYTES hold, but at least one.
+    """
+    wanted = max(MIN_SETS, min(MAX_SETS, -(-L2_TIMES * l2_bytes // max(1, touched))))
+    return max(1, min(wanted, ROTATION_BYTES // allocated)) if allocated else wanted
 
 
 def calls_for(sets: int) -> int:

@@ -87,6 +87,11 @@ def record(candidate: float, stock: float, column: str = GRAPH, wobble: float = 
     return {"samples": samples, "column": column, "timer": "t"}
 
 
+def moved(tokens: int = 8) -> perf_judge.Moved:
+    least = OP.cost(OP.problem(SERVED, tokens, "sm_90a")).bytes
+    return perf_judge.Moved(least, least)
+
+
 def job() -> PointJob:
     return perf.make_jobs(OP, [stock_spec(OP.problem(SERVED, 8, "sm_90a"))], (), FEW)[0]
 
@@ -96,13 +101,13 @@ def job() -> PointJob:
     [(10.0, 0.0, "win"), (18.0, 0.0, "win"), (18.3, 0.0, "tie"), (18.6, 0.0, "left"), (17.9, 0.02, "tie")],
 )
 def test_the_upper_bound_decides_and_not_the_median(candidate: float, wobble: float, label: str) -> None:
-    point = perf_judge.make_point(OP, job(), record(candidate, 18.0, wobble=wobble), H200)
+    point = perf_judge.make_point(job(), record(candidate, 18.0, wobble=wobble), moved(), H200)
     assert point.label == label
     assert point.ratio_low <= point.ratio <= point.ratio_high
 
 
 def test_the_roofline_is_the_floor_over_the_time() -> None:
-    point = perf_judge.make_point(OP, job(), record(2 * job_floor(), 40.0), H200)
+    point = perf_judge.make_point(job(), record(2 * job_floor(), 40.0), moved(), H200)
     assert point.roofline == pytest.approx(0.5)
     assert point.floor_us == pytest.approx(job_floor())
 
@@ -114,7 +119,7 @@ def job_floor() -> float:
 def test_the_best_baseline_is_the_fastest_one() -> None:
     made = record(10.0, 18.0)
     made["samples"]["compile"] = [12.0] * 40  # type: ignore[index]
-    point = perf_judge.make_point(OP, job(), made, H200)
+    point = perf_judge.make_point(job(), made, moved(), H200)
     assert (point.best_baseline, point.ratio) == ("compile", pytest.approx(10 / 12))
 
 
@@ -122,8 +127,10 @@ def test_the_best_baseline_is_the_fastest_one() -> None:
 def test_faster_than_the_memory_is_no_win(column: str, caught: bool) -> None:
     least = OP.cost(OP.problem(SERVED, 8, "sm_90a")).floor_us(H200.nominal)
     for share, refused in ((0.99, caught), (1.01, False)):
-        point = perf_judge.make_point(OP, job(), record(share * least, 18.0, column), H200)
-        assert bool(perf_judge.impossible(OP, job(), point, H200)) is refused
+        timed = record(share * least, 18.0, column)
+        point = perf_judge.make_point(job(), timed, moved(), H200)
+        assert bool(perf_judge.impossible(job(), timed, point, moved(), H200)) is refused
+        assert not perf_judge.impossible(job(), {**timed, "warm": "1 MB"}, point, moved(), H200), "L2 may be faster"
 
 
 def test_an_impossible_speed_fails_the_gate() -> None:

@@ -2,11 +2,13 @@
 
 Both offer `graph()`, `chained(source, target, first)` and `cold()`, each giving a timing.Side. Every call of an
 artefact in a graph has workspaces and outputs of its own, the outputs poisoned before each replay; calls on the same
-set must agree bit for bit, and no call may change what it reads.
+set must agree bit for bit, and no call may change what it reads. Outputs of all calls are kept; of the states, which
+may be many times larger, those of a few calls that are chosen after they ran.
 """
 
 import contextlib
 import itertools
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 
 from kgen.contract import Op, Role, Values
 from kgen.gates import timing
-from kgen.gates.rows import rows_of
+from kgen.gates.rows import pad, rows_of
 from kgen.gates.runner import subject
 from kgen.gates.runner.buffers import BufferSet, Workspaces, same_bits
 from kgen.gates.runner.out import Out
@@ -34,6 +36,14 @@ class Rotation:
     sets: list[BufferSet]
     drawn: list[Values]
     seed: int
+    rows: int
+    touched: int  # bytes that one call on each of the sets reads or writes
+
+    @property
+    def warm(self) -> str:
+        """Which part L2 may hold from turn to turn, "" when it is too small for that."""
+        reach = timing.L2_TIMES * timing.l2_bytes(self.sets[0].device)
+        return f"{self.touched / 1e6:.3g} MB" if self.touched < reach else ""
 
     def refill(self, repetition: int) -> None:
         names = refilled_names(self.op, self.problem)
@@ -50,7 +60,7 @@ class Rotation:
         """Inputs and weights that are never refilled, and are not what was drawn."""
         names = set(self.sets[0].names(Role.IN, Role.WEIGHT)) - set(refilled_names(self.op, self.problem))
         device, numbers = self.sets[0].device, range(len(self.sets))
-        drawn = (self.op.inputs(self.problem, "normal", set_seed(self.seed, n), device) for n in numbers)
+        drawn = (set_values(self.op, self.problem, self.seed, n, self.rows, device) for n in numbers)
         return self._differing(drawn, sorted(names))
 
     def _differing(self, wanted: Iterable[Values], names: Sequence[str]) -> list[str]:
@@ -70,20 +80,52 @@ def chain_seed(seed: int) -> int:
     return seed + 10_000  # past every set's
 
 
-def rotation(op: Op, problem: Problem, seed: int, device: str, workspaces: Workspaces = ()) -> Rotation:
-    """As many sets as a rotation needs; an op with states gets one set a call, so that each call starts fresh."""
-    first = BufferSet(op, problem, device, workspaces)
-    count = timing.sets_needed(first.nbytes, timing.l2_bytes(device))
-    if first.names(Role.STATE):
-        count = max(count, timing.MIN_CALLS)
-    sets = [first, *(BufferSet(op, problem, device, workspaces) for _ in range(count - 1))]
+def set_values(op: Op, problem: Problem, seed: int, number: int, rows: int, device: str) -> Values:
+    """What set `number` holds first: `rows` tokens that count, padding behind them."""
+    values = op.inputs(problem, op.families[0].name, set_seed(seed, number), device)
+    pad(op, problem, values, rows)
+    return values
+
+
+def rotation(
+    op: Op, problem: Problem, seed: int, device: str, workspaces: Workspaces = (), rows: int | None = None
+) -> Rotation:
+    """As many sets as a rotation needs; an op with states gets one set a call, so that each call starts fresh.
+
+    `rows`: the true count of tokens (default: the problem's).
+    """
+    count = problem.tokens if rows is None else rows
     keep = refilled_names(op, problem)
+    sets: list[BufferSet] = []
     drawn: list[Values] = []
-    for number, buffers in enumerate(sets):
-        values = op.inputs(problem, "normal", set_seed(seed, number), device)
+    moved, wanted = 0, 1
+    while len(sets) < wanted:
+        buffers = BufferSet(op, problem, device, workspaces)
+        values = set_values(op, problem, seed, len(sets), count, device)
+        moved += (now := min(op.cost_of(problem, values).bytes, buffers.nbytes))
+        if not sets:
+            wanted = timing.sets_needed(now, timing.l2_bytes(device), buffers.nbytes)
+            wanted = max(wanted, timing.MIN_CALLS) if buffers.names(Role.STATE) else wanted
         buffers.load(values)
+        sets.append(buffers)
         drawn.append({k: v for k, v in values.items() if k in keep or not isinstance(v, torch.Tensor)})
-    return Rotation(op, problem, sets, drawn, seed)
+    return Rotation(op, problem, sets, drawn, seed, count, moved)
+
+
+class Sampler:
+    """Picks `wanted` of `total` things as they pass, each as likely as any other.
+
+    Asked after a call has run, so that nothing which ran before could know the answer.
+    """
+
+    def __init__(self, wanted: int, total: int) -> None:
+        self.wanted, self.left = min(wanted, total), total
+        self._random = random.SystemRandom()
+
+    def take(self) -> bool:
+        chosen = self._random.randrange(self.left) < self.wanted
+        self.left, self.wanted = self.left - 1, self.wanted - chosen
+        return chosen
 
 
 def call_of_its_own(base: BufferSet, workspaces: Workspaces) -> BufferSet:
@@ -97,14 +139,27 @@ def call_of_its_own(base: BufferSet, workspaces: Workspaces) -> BufferSet:
 class Contestant:
     """A loaded artefact (candidate or champion) over its rotation. Keeps what its timed calls wrote.
 
-    `blame` says what a failing call is to be reported as; "" (the champion): as our own error.
+    `blame` says what a failing call is to be reported as; "" (the champion): as our own error. `state_bytes`: how much
+    may be kept of the states, at least one call's, over that many `repetitions`.
     """
 
-    def __init__(self, loaded: subject.Subject, turns: Rotation, rows: int, blame: str, out: Out) -> None:
+    def __init__(
+        self,
+        loaded: subject.Subject,
+        turns: Rotation,
+        rows: int,
+        blame: str,
+        out: Out,
+        repetitions: int = 1,
+        state_bytes: int = 0,
+    ) -> None:
         self.loaded, self.turns, self.rows, self.blame, self.out = loaded, turns, rows, blame, out
         self.device = turns.sets[0].device
-        self.outputs = turns.sets[0].names(Role.OUT, Role.STATE)
+        self.outputs, self.states = turns.sets[0].names(Role.OUT), turns.sets[0].names(Role.STATE)
+        self.repetitions, self.state_bytes = repetitions, state_bytes
+        self.sampler = Sampler(0, 0)
         self.kept: list[list[dict[str, torch.Tensor]]] = []
+        self.kept_states: list[tuple[int, int, dict[str, torch.Tensor]]] = []  # (repetition, number of the call, ...)
         self.findings: list[str] = []
         self.ran_on: list[BufferSet] = []
 
@@ -121,7 +176,20 @@ class Contestant:
         return [call_of_its_own(sets[k % len(sets)], workspaces) for k in range(count)]
 
     def _kept(self, calls: Sequence[BufferSet]) -> list[dict[str, torch.Tensor]]:
-        return [{n: t.clone() for n, t in self._rows(c).items()} for c in calls]
+        return [{n: t.clone() for n, t in self._rows(c, self.outputs).items()} for c in calls]
+
+    def _sample(self, calls_a_repetition: int) -> None:
+        """To be called before timing: how many calls' states will be kept."""
+        each = sum(self.turns.sets[0].buffers[n].tensor.nbytes for n in self.states)
+        total = calls_a_repetition * self.repetitions if self.states else 0
+        self.sampler = Sampler(max(1, self.state_bytes // max(1, each)), total)
+
+    def _keep_states(self, repetition: int, calls: Sequence[BufferSet]) -> None:
+        """After a repetition: whole states of those of its calls that are drawn now."""
+        for number, call in enumerate(calls if self.states else ()):
+            if self.sampler.take():
+                written = {n: t.clone() for n, t in self._rows(call, self.states).items()}
+                self.kept_states.append((repetition, number, written))
 
     def _check_inputs(self, repetition: int) -> None:
         """After a repetition whose calls read the sets' own refilled inputs."""
@@ -129,9 +197,9 @@ class Contestant:
             f"repetition {repetition}: changed its input {text}" for text in self.turns.changed(repetition)
         ]
 
-    def _rows(self, call: BufferSet) -> dict[str, torch.Tensor]:
+    def _rows(self, call: BufferSet, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """What a call wrote for the rows that count."""
-        written = {n: call.buffers[n].tensor for n in self.outputs}
+        written = {n: call.buffers[n].tensor for n in names}
         return rows_of(self.turns.op, self.turns.problem, written, self.rows)
 
     def _captured(self, calls: Sequence[BufferSet]) -> timing.Call:
@@ -144,6 +212,7 @@ class Contestant:
         sets = self.turns.sets
         calls = self._calls(sets)
         replay = self._captured(calls)
+        self._sample(len(sets))
 
         def before(repetition: int) -> None:
             self.turns.refill(repetition)
@@ -152,6 +221,7 @@ class Contestant:
 
         def after(repetition: int) -> None:
             self.kept.append(self._kept(calls[: len(sets)]))
+            self._keep_states(repetition, calls[: len(sets)])
             self._check_inputs(repetition)
             for k in range(len(sets), len(calls)):
                 for name in calls[k].names(Role.OUT):
@@ -182,6 +252,7 @@ class Contestant:
     def cold(self) -> timing.Side:
         sets = self.ran_on = self.turns.sets
         bound = [self.loaded.bind(s) for s in sets]
+        self._sample(1)
         now = [0]
 
         def before(repetition: int) -> None:
@@ -191,6 +262,7 @@ class Contestant:
 
         def after(repetition: int) -> None:
             self.kept.append(self._kept([sets[now[0]]]))
+            self._keep_states(repetition, [sets[now[0]]])
             self._check_inputs(repetition)
 
         return timing.Side(CANDIDATE, lambda: bound[now[0]](), 1, before, after)
@@ -199,6 +271,13 @@ class Contestant:
         """Write the kept outputs; the references by output name."""
         stacked = {n: torch.stack([torch.stack([c[n] for c in calls]) for calls in self.kept]) for n in self.outputs}
         return {name: out.tensor(tensor) for name, tensor in stacked.items()}
+
+    def keep_states(self, out: Out) -> list[dict[str, Any]]:
+        """Write the kept states; for each kept call its repetition, its number in there, and the references by name."""
+        return [
+            {"repetition": repetition, "call": number, "tensors": {n: out.tensor(t) for n, t in tensors.items()}}
+            for repetition, number, tensors in self.kept_states
+        ]
 
 
 class Functional:

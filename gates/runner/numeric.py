@@ -18,7 +18,7 @@ import torch
 
 from kgen.contract import Op, Role, Values
 from kgen.gates import timing
-from kgen.gates.rows import rows_of
+from kgen.gates.rows import pad, rows_of
 from kgen.gates.runner import subject
 from kgen.gates.runner.buffers import GUARD, POISON, SECOND_POISON, BufferSet, same_bits
 from kgen.gates.runner.job import LoadSpec
@@ -195,7 +195,7 @@ def _padded(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[s
     got: list[Tensors] = []
     values = bench.inputs(check.family, check.seed)
     for garbage in (False, True):
-        _pad(bench, values, count, garbage)
+        pad(bench.op, bench.problem, values, count, garbage)
         buffers.load(values)
         buffers.poison()
         bench.call(buffers, f"padded {count}")
@@ -207,21 +207,6 @@ def _padded(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[s
             text = f"{count} tokens in the bin of {bench.problem.tokens}: garbage rows change {name}"
             bench.found("padding", text)
     return [({"true_tokens": count}, got[1])]
-
-
-def _pad(bench: Bench, values: Values, count: int, garbage: bool) -> None:
-    """In place: integer arguments that have a value for padding rows hold it there; with `garbage`, floats hold NaN."""
-    used = rows_of(bench.op, bench.problem, values, count)
-    for spec in bench.op.present(bench.problem):
-        value = values.get(spec.name)
-        if spec.token_dim is None or not isinstance(value, torch.Tensor):
-            continue
-        start = used[spec.name].shape[spec.token_dim]
-        tail = value.narrow(spec.token_dim, start, value.shape[spec.token_dim] - start)
-        if spec.padding is not None:
-            tail.fill_(spec.padding)
-        elif garbage and value.is_floating_point():
-            tail.copy_(torch.full(tail.shape, float("nan"), device=tail.device))
 
 
 def _graph(bench: Bench, buffers: BufferSet, check: Check) -> list[tuple[dict[str, int], Tensors]]:

@@ -2,7 +2,9 @@
 
 A job: {"points": [PointJob], "cache", "device", "compile": bool}. A record a point and column:
 {"point": index, "column", "samples": {side: [µs]}, "outputs": {name: ref}, "sets", "calls", "findings", ...}.
-Kept outputs have shape [repetitions, sets (graph), calls (chained) or 1 (cold), rows, ...].
+Kept outputs have shape [repetitions, sets (graph), calls (chained) or 1 (cold), rows, ...]. An op with states adds
+"state_bytes" to the job (bytes kept of one column's states) and "states" to its records: [{"repetition", "call",
+"tensors": {name: ref}}]. "warm" is in a record whose rotation L2 may hold in part: the MB that it touches.
 Baselines run on other seeds than the candidate and nothing here knows an expected answer.
 """
 
@@ -75,13 +77,14 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
     blame = f"{problem.key} at {point.tokens} tokens"
     out.at(f"prepare {blame}")
     cache = Path(job["cache"])
-    turns = rotation(op, problem, point.seed, device, point.spec.workspaces)
+    turns = rotation(op, problem, point.seed, device, point.spec.workspaces, point.tokens)
     loaded = subject.load(point.spec, cache)
     baselines = _baselines(op, point, cache, device, bool(job["compile"]), out)
     setup = time.monotonic() - started
     for column, repetitions in point.repetitions.items():
         began = time.monotonic()
-        contestant = Contestant(loaded, turns, point.tokens, f"{blame}, {column}", out)
+        budget = int(job.get("state_bytes", 0))
+        contestant = Contestant(loaded, turns, point.tokens, f"{blame}, {column}", out, repetitions, budget)
         sides = [_side(contestant, op, point.seed, column), *(_named(b, op, point, column) for b in baselines)]
         prepared = time.monotonic() - began  # captures, and torch.compile where a shape is new
         with out.candidate(f"{blame}, timing {column}", device):
@@ -102,6 +105,8 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
                 "findings": contestant.findings[:10],
                 "setup_s": round(setup, 3),
                 "prepare_s": round(prepared, 3),
+                **({"states": contestant.keep_states(out)} if contestant.states else {}),
+                **({"warm": turns.warm} if turns.warm and column != COLD else {}),
             }
         )
 
@@ -120,7 +125,8 @@ def _baselines(
             whole: Any = torch.compile(op.stock(true_problem), dynamic=False)
             made.append((name, Functional(name, whole, turns)))
     if point.champion is not None:
-        own = rotation(op, point.champion.problem, point.other_seed, device, point.champion.workspaces)
+        champion = point.champion
+        own = rotation(op, champion.problem, point.other_seed, device, champion.workspaces, point.tokens)
         loaded = subject.load(point.champion, cache)
         made.append((CHAMPION, Contestant(loaded, own, point.tokens, "", out)))
     return made

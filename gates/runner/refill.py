@@ -22,11 +22,18 @@ def shift(seed: int, repetition: int, number: int, width: int) -> int:
     return random.Random(f"{seed}/{repetition}/{number}").randrange(width)
 
 
+def rolled(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """Rolled along the last dimension; formats of one byte as bytes, for torch cannot roll all of them on a GPU."""
+    if tensor.element_size() == 1:
+        return torch.roll(tensor.view(torch.uint8), by, dims=-1).view(tensor.dtype)
+    return torch.roll(tensor, by, dims=-1)
+
+
 def refilled(values: Values, names: list[str], seed: int, repetition: int, number: int) -> Values:
     """The named tensors of set `number` as repetition `repetition` gets them; the rest of `values` is left out."""
     fresh: Values = {}
     for name in names:
         tensor = values[name]
         if isinstance(tensor, torch.Tensor):
-            fresh[name] = torch.roll(tensor, shift(seed, repetition, number, tensor.shape[-1]), dims=-1)
+            fresh[name] = rolled(tensor, shift(seed, repetition, number, tensor.shape[-1]))
     return fresh
