@@ -71,14 +71,30 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+def run_time_sizes(op: Op, problem: Problem, values: Values) -> dict[str, int]:
+    """The op's run-time dims as these values have them."""
+    shapes = ((t.shape, values[t.name]) for t in op.present(problem) if t.name in values)
+    pairs = (zip(names, v.shape, strict=True) for names, v in shapes if isinstance(v, torch.Tensor))
+    return {name: size for pair in pairs for name, size in pair if name in op.runtime_dims and isinstance(name, str)}
+
+
 class BufferSet:
     """The tensors of one call, in buffers of their own. One set stands for one layer of a model."""
 
-    def __init__(self, op: Op, problem: Problem, device: str, workspaces: Workspaces = (), guard: int = GUARD) -> None:
+    def __init__(
+        self,
+        op: Op,
+        problem: Problem,
+        device: str,
+        workspaces: Workspaces = (),
+        guard: int = GUARD,
+        values: Values | None = None,
+    ) -> None:
+        """`values`: what will be loaded, where the op's run-time dims are not those that it states for tests."""
         self.op, self.problem, self.device, self.guard = op, problem, device, guard
-        sizes = op.sizes(problem)
+        self.sizes = {**op.sizes(problem), **run_time_sizes(op, problem, values or {})}
         specs = op.present(problem)
-        self.buffers = {t.name: guarded(t.sizes(sizes), t.dtype, device, guard, t.pitched) for t in specs}
+        self.buffers = {t.name: guarded(t.sizes(self.sizes), t.dtype, device, guard, t.pitched) for t in specs}
         self.work = _zeroed(workspaces, device, guard)
         self.scalars: dict[str, int | float] = {}
 
@@ -87,11 +103,10 @@ class BufferSet:
         other = copy.copy(self)
         other.scalars = dict(self.scalars)
         other.work = _zeroed(workspaces, self.device, self.guard)
-        sizes = self.op.sizes(self.problem)
         other.buffers = dict(self.buffers)
         for spec in self.op.present(self.problem):
             if spec.name in own:
-                shape = spec.sizes(sizes)
+                shape = spec.sizes(self.sizes)
                 other.buffers[spec.name] = guarded(shape, spec.dtype, self.device, self.guard, spec.pitched)
         return other
 

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 
 R = TypeVar("R")
 
+OPTIONAL: Mapping[str, bool] = {"optional": True}  # metadata of a field that is left out of JSON at its default
+
 
 class RecordError(ValueError):
     """A record that cannot be read: the message says which field and what was expected."""
@@ -43,7 +45,9 @@ def to_json(record: Any) -> Any:
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         body: dict[str, Any] = {"schema": schema_of(type(record))} if schema_of(type(record)) else {}
         for field in dataclasses.fields(record):
-            body[field.name] = to_json(getattr(record, field.name))
+            value = getattr(record, field.name)
+            if not (field.metadata == OPTIONAL and value == field.default):
+                body[field.name] = to_json(value)
         return body
     if isinstance(record, enum.Enum):
         return record.value

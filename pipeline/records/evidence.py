@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kgen.records.codec import OPTIONAL
 from kgen.records.core import GateResult
 
 
@@ -47,6 +48,7 @@ class PerfPoint:
     floor_us: float
     samples: int
     label: str  # "win", "tie" or "left"
+    scenario: str = field(default="", metadata=OPTIONAL)  # of the op's scenarios; "": typical inputs
 
 
 @dataclass(frozen=True)
