@@ -7,7 +7,9 @@ three columns; then every timed output is compared with the references here, and
 after they ran, as many as fit into STATE_BYTES (the record says which). `raw` holds all samples. Codes: perf.pass;
 perf.wrong, .impossible, .no_win, .crash, .timeout (fail); perf.runner (error); perf.no_gpu, .other_gpu (skip).
 The headline is the graph column: a bin stays in the envelope when the 95 % upper bound of candidate / best baseline is
-at most 1.00 (win) or 1.03 (tie) there, at the bin itself and at every padded count that the bin serves.
+at most 1.00 (win) or 1.03 (tie) there, at the bin itself, at every padded count that the bin serves, and in every
+scenario of the op (contexts, routings, ...: at SCENARIO_BINS, without the chain, against stock and champion). Scenarios
+whose values do not fit into memory are left out, and the evidence says so.
 Not covered: vLLM's own kernels as baselines, several GPUs.
 """
 
@@ -37,6 +39,7 @@ GATE = "perf-sweep"
 DEADLINE_SECONDS = 900.0
 STALL_SECONDS = 180.0  # torch.compile of one shape stays well below
 REPETITIONS: Mapping[str, int] = {GRAPH: 40, CHAINED: 20, COLD: 40}
+SCENARIO_BINS = (1, 8, 64)
 STATE_BYTES = 2_000_000_000  # of the states that one runner process keeps, dealt evenly to its points and columns
 SHOWN = 20
 
@@ -103,6 +106,7 @@ def run_specs(
         "timed_outputs": found.table.as_json(),
         **({"states_judged": found.states} if found.states else {}),
         **({"warm": found.warm} if found.warm else {}),
+        **({"left_out": found.left_out} if found.left_out else {}),
         "seeds": {name_of(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
         "runner": {name: str(value) for name, value in outcome.result.items()},
         "runner_seconds": round(timed_seconds, 2),
@@ -132,23 +136,26 @@ def make_job(op: Op, jobs: Sequence[PointJob], cache: Path, device: str) -> dict
 def make_jobs(
     op: Op, specs: Sequence[LoadSpec], champion: Sequence[LoadSpec], repetitions: Mapping[str, int]
 ) -> list[PointJob]:
-    """Each bin at its full count, then the padded counts it serves; fresh secret seeds."""
+    """Each bin at its full count, then the padded counts it serves, then the scenarios; fresh secret seeds."""
     champions = {c.problem.key: c for c in champion}
     compiled_at = {*op.pack.quick_bins, op.pack.bins[-1]}  # torch.compile of the whole op is slow: few points
-    columns = {c: n for c, n in repetitions.items() if c != CHAINED or op.chain}
     jobs = []
     for each in specs:
-        for tokens in counts(op, each.problem.tokens, each.problem):
+        bin_ = each.problem.tokens
+        scenarios = [f.name for f in op.scenarios] if bin_ in SCENARIO_BINS else []
+        points = [*((n, "") for n in counts(op, bin_, each.problem)), *((bin_, name) for name in scenarios)]
+        for tokens, scenario in points:
             jobs.append(
                 PointJob(
                     spec=each,
                     tokens=tokens,
-                    repetitions=columns,
-                    baselines=(STOCK, COMPILE) if tokens in compiled_at else (STOCK,),
+                    repetitions={c: n for c, n in repetitions.items() if c != CHAINED or (op.chain and not scenario)},
+                    baselines=(STOCK, COMPILE) if tokens in compiled_at and not scenario else (STOCK,),
                     seed=secrets.randbits(SEED_BITS),
                     other_seed=secrets.randbits(SEED_BITS),
                     order_seed=secrets.randbits(SEED_BITS),
                     champion=champions.get(each.problem.key),
+                    scenario=scenario,
                 )
             )
     return jobs

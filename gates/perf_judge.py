@@ -45,6 +45,7 @@ class Findings:
     wrong: list[str] = field(default_factory=list)
     impossible: list[str] = field(default_factory=list)
     table: judge.Table = field(default_factory=judge.Table)
+    left_out: dict[str, str] = field(default_factory=dict)  # scenario points that did not fit, and why
     states: dict[str, str] = field(default_factory=dict)  # by point and column: of how many calls states were judged
     warm: dict[str, str] = field(
         default_factory=dict
@@ -52,16 +53,20 @@ class Findings:
 
 
 def name_of(job: PointJob, column: str = "") -> str:
-    return f"{job.spec.problem.key}/n{job.tokens}" + (f"/{column}" if column else "")
+    return "/".join(part for part in (job.spec.problem.key, f"n{job.tokens}", job.scenario, column) if part)
 
 
 @torch.no_grad()
 def judge_outcome(op: Op, jobs: Sequence[PointJob], outcome: Outcome, device: str, limits: Rates | None) -> Findings:
     found = Findings()
     for record in outcome.records:
-        job, column = jobs[int(record["point"])], str(record["column"])
-        name, problem = name_of(job, column), job.spec.problem
-        sets = [set_values(op, problem, job.seed, s, job.tokens, device) for s in range(int(record["sets"]))]
+        job = jobs[int(record["point"])]
+        if "left_out" in record:
+            found.left_out[name_of(job)] = str(record["left_out"])
+            continue
+        column, problem, numbers = str(record["column"]), job.spec.problem, range(int(record["sets"]))
+        name = name_of(job, column)
+        sets = [set_values(op, problem, job.scenario, job.seed, number, job.tokens, device) for number in numbers]
         rows = _judge_outputs(op, job, record, sets, outcome, device)
         found.wrong += [f"{name}: {text}" for text in record["findings"]]
         found.table.add(rows)
@@ -136,6 +141,7 @@ def make_point(job: PointJob, record: Mapping[str, Any], moved: Moved, limits: R
         floor_us=floor,
         samples=len(mine),
         label=label(high),
+        scenario=job.scenario,
     )
 
 
@@ -207,14 +213,12 @@ def _judge_chained(
 
 def _judge_calls(op: Op, job: PointJob, column: str, seed: int, calls: Sequence[Call]) -> list[judge.Row]:
     """Rows of these calls. Where no state was kept the stock op's stands in for the hard rules, and has no row."""
-    problem = job.spec.problem
+    problem, what = job.spec.problem, f"timed {column} n={job.tokens} {job.scenario}".strip()
     values = [rows_of(op, problem, v, job.tokens) for v, _ in calls]
     answers = judge.expected_many(op, problem, values)
     rows: list[judge.Row] = []
     for before, (_, got), answer in zip(values, calls, answers, strict=True):
         absent = {n: answer.stock[n] for n in _states(op, job) if n not in got}
-        judged = judge.judge_outputs(
-            op, problem, before, {**absent, **got}, answer, f"timed {column} n={job.tokens}", seed
-        )
+        judged = judge.judge_outputs(op, problem, before, {**absent, **got}, answer, what, seed)
         rows += [row for row in judged if row.output not in absent]
     return rows

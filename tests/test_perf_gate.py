@@ -71,7 +71,7 @@ def test_a_changed_input_of_a_timed_call_is_named() -> None:
 
 
 def test_a_state_op_without_a_chain_is_swept_in_two_columns() -> None:
-    result, points, _ = swept(1, op="attn_res")
+    result, points, _ = swept(2, op="attn_res")
     assert {p.column for p in points} == {GRAPH, COLD}
     assert result.code in ("perf.pass", "perf.no_win"), result.message
 

@@ -1,11 +1,11 @@
 """perf-sweep on every op: the stock stand-in's timed calls are right, and planted faults in outputs and states are not.
 
-States and slots, padding rows, counts that an op refuses, rotations that L2 may hold, costs that the values decide. The
-runner's code runs in this process here; tests/test_perf_gate.py covers the process around it. No time is looked at.
+States and slots, padding rows, scenarios. The runner's code runs in this process here; tests/test_perf_gate.py covers
+the process around it, tests/test_perf_plan.py what is planned. No time is looked at.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,6 @@ import torch
 from kgen.contract import Role
 from kgen.gates import perf, perf_judge, timing
 from kgen.gates.perf_judge import Findings
-from kgen.gates.rates import MEASURED
-from kgen.gates.rows import pad, rows_of
 from kgen.gates.runner import faults
 from kgen.gates.runner import perf as job_side
 from kgen.gates.runner.buffers import BufferSet
@@ -24,14 +22,12 @@ from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.out import Out
 from kgen.gates.runner.perf import CHAINED, COLD, GRAPH
-from kgen.gates.runner.refill import rolled
 from kgen.ops import REGISTRY
 
 ALL = sorted(REGISTRY.ops)
 FEW = {GRAPH: 1, CHAINED: 1, COLD: 2}
 CALLS = 4  # of a graph
 CHEAPER = {"mla_decode": {"q": "4"}}  # four requests instead of sixteen
-H200 = MEASURED["NVIDIA H200"]
 L2 = 50 << 20
 Got = dict[str, torch.Tensor]
 Fault = Callable[[BufferSet, Got, int], Got]
@@ -43,10 +39,13 @@ class Bench:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch, self.runs = folder, patch, 0
 
-    def sweep(self, name: str, tokens: int, fault: Fault | None = None, **axes: str) -> Findings:
+    def sweep(
+        self, name: str, tokens: int, fault: Fault | None = None, scenarios: Sequence[str] = (), **axes: str
+    ) -> Findings:
         op = REGISTRY.get(name)
         spec = stock_spec(op.problem("nano", tokens, "sm_90a", axes), "planted" if fault else "")
-        jobs = perf.make_jobs(op, [spec], (), FEW)
+        every = perf.make_jobs(op, [spec], (), FEW)
+        jobs = [j for j in every if j.scenario in scenarios] if scenarios else [j for j in every if not j.scenario]
         self.runs += 1
         folder = self.folder / str(self.runs)
         folder.mkdir()
@@ -96,14 +95,6 @@ def test_padding_is_right_for_requests_of_several_tokens_and_for_8_bit_caches(
 ) -> None:
     found = bench.sweep(name, 16, **{axis: value})
     assert found.wrong == [] and {p.tokens for p in found.points} == {16, 12}
-
-
-@pytest.mark.parametrize("name", ["kda_core", "mla_decode"])
-def test_a_count_that_the_op_refuses_is_left_out(name: str) -> None:
-    op = REGISTRY.get(name)
-    for q, tokens, timed in (("1", 16, [16, 12]), ("4", 16, [16, 12]), ("8", 16, [16]), ("8", 32, [32, 24])):
-        specs = [stock_spec(op.problem("nano", tokens, "sm_90a", {"q": q}))]
-        assert [j.tokens for j in perf.make_jobs(op, specs, (), FEW)] == timed
 
 
 # ---- faults in states and outputs of timed calls
@@ -182,49 +173,7 @@ def test_a_column_without_a_kept_state_is_refused(bench: Bench, monkeypatch: pyt
     assert len(wrong) == 2 and all(text.endswith("kept no state of a timed call") for text in wrong)
 
 
-def test_the_sampler_takes_exactly_as_many_as_wanted_and_any_of_them() -> None:
-    seen = set()
-    for _ in range(200):
-        sampler = Sampler(2, 5)
-        taken = [number for number in range(5) if sampler.take()]
-        assert len(taken) == 2
-        seen.add(tuple(taken))
-    assert len(seen) == 10, "every pair comes up"
-    every = Sampler(7, 3)
-    assert all(every.take() for _ in range(3))
-
-
-# ---- rotations and costs
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "sets"),
-    [("moe_experts", 1, 5), ("moe_experts", 64, 3), ("mla_decode", 64, 4), ("kda_core", 1, 64), ("kda_core", 64, 3)],
-)
-def test_a_rotation_is_sized_by_what_calls_touch(name: str, tokens: int, sets: int) -> None:
-    """3 x 50 MiB is 157 MB. Touched: 35 MB of experts; 1.3 GB; 39 MB of cache rows; 2.1 MB of states; 56 MB."""
-    op = REGISTRY.get(name)
-    allocated = {"moe_experts": 1_966_000_000, "mla_decode": 82_000_000, "kda_core": 875_000 * (tokens + 3)}[name]
-    touched = min(allocated, op.cost(op.problem("k3-tp8", tokens, "")).bytes)
-    assert timing.sets_needed(touched, L2, allocated) == sets
-
-
-def test_a_rotation_takes_no_more_memory_than_its_share_but_at_least_one_set() -> None:
-    share = timing.ROTATION_BYTES
-    assert timing.sets_needed(1, L2, share // 10) == 10
-    assert timing.sets_needed(1, L2, share // 2) == 2
-    assert timing.sets_needed(1, L2, 3 * share) == 1
-
-
-def test_what_l2_can_hold_is_called_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = REGISTRY.get("mla_kv_append")
-    problem = op.problem("nano", 1, "")
-    monkeypatch.setattr(timing, "l2_bytes", lambda device: L2)
-    turns = rotation(op, problem, 1, "cpu")
-    # a row of 576 read and written in bf16, norm weights of 512, a slot of 8 bytes: 3336 bytes in each of 64 sets
-    assert len(turns.sets) == 64 and turns.touched == 64 * 3336 and turns.warm == "0.214 MB"
-    monkeypatch.setattr(timing, "l2_bytes", lambda device: 3336)
-    assert rotation(op, problem, 1, "cpu").warm == ""
+# ---- what the record says of L2
 
 
 def test_the_record_says_warm_where_l2_was_not_flushed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,59 +187,54 @@ def test_the_record_says_warm_where_l2_was_not_flushed(bench: Bench, monkeypatch
     assert "warm" not in found.raw[point_name("mla_kv_append", 1, COLD)]
 
 
-def test_costs_are_those_of_the_values_that_a_call_had() -> None:
-    op = REGISTRY.get("moe_experts")
-    problem = op.problem("nano", 16, "")
-    (job, padded) = perf.make_jobs(op, [stock_spec(problem)], (), {GRAPH: 1, COLD: 3})
-    sets = [op.inputs(problem, "ragged", seed, "cpu") for seed in range(2)]
-    per_expert = sum(int(sets[0][n][0].numel()) for n in ("w13", "s13", "w2", "s2"))  # type: ignore[index]
-
-    def by_hand(number: int, rows: int) -> int:
-        ids = sets[number]["ids"][:rows].flatten().tolist()  # type: ignore[index]
-        return len(set(ids)) * per_expert + rows * (2 * 128 * 2 + 4 * (4 + 2))
-
-    graph, cold = {"column": GRAPH, "calls": 24}, {"column": COLD, "calls": 1}
-    for each, rows in ((job, 16), (padded, 12)):
-        mean = (by_hand(0, rows) + by_hand(1, rows)) / 2
-        assert perf_judge.bytes_moved(op, each, graph, sets, 0).bytes == mean
-        assert perf_judge.bytes_moved(op, each, cold, sets, 0).bytes == by_hand(0, rows), "sets 0, 1, 0"
+# ---- scenarios
 
 
-def test_states_that_may_still_lie_in_l2_are_not_asked_of_the_memory() -> None:
-    """64 slots of 786 kB are read and written. The reads and what L2 cannot hold must pass; the rest may come later."""
-    op = REGISTRY.get("kda_core")
-    problem = op.problem("k3-tp8", 64, "")
-    (job, *_) = perf.make_jobs(op, [stock_spec(problem)], (), FEW)
-    slots = [{"slots": torch.arange(1, 65, dtype=torch.int32), "p": torch.empty(64, 6288)}]
-    moved = {
-        c: perf_judge.bytes_moved(op, job, {"column": c, "calls": n}, slots, L2) for c, n in ((GRAPH, 24), (COLD, 1))
+SCENARIOS = [  # op, tokens, scenarios
+    ("attn_res", 1, ("nb0", "nb4_write")),
+    ("oproj_allreduce_residual", 1, ("nb2",)),
+    ("moe_experts", 8, ("routing_same", "routing_request")),
+    ("mla_decode", 1, ("context_1", "context_4k")),
+]
+
+
+@pytest.mark.parametrize(("name", "tokens", "scenarios"), SCENARIOS)
+def test_the_stock_op_is_right_in_scenarios_and_their_points_are_named(
+    name: str, tokens: int, scenarios: tuple[str, ...], bench: Bench
+) -> None:
+    found = bench.sweep(name, tokens, scenarios=scenarios)
+    assert found.wrong == [] and found.left_out == {}
+    assert {(p.scenario, p.column, p.tokens) for p in found.points} == {
+        (s, c, tokens) for s in scenarios for c in (GRAPH, COLD)
     }
-    assert moved[GRAPH].bytes == moved[COLD].bytes == op.cost(problem).bytes
-    assert moved[COLD].soon == op.cost(problem).bytes - L2
-    assert moved[GRAPH].soon == pytest.approx(op.cost(problem).bytes - L2 / 24)
+    assert {row["what"] for row in found.table.as_json()} == {
+        f"timed {c} n={tokens} {s}" for s in scenarios for c in (GRAPH, COLD)
+    }
+
+
+def test_a_fault_that_only_a_scenario_shows_is_refused(bench: Bench) -> None:
+    """Rows past the first 2048 are ignored: no family is that long."""
+
+    def short(buffers: BufferSet, got: Got, call: int) -> Got:
+        values = buffers.values()
+        lengths = buffers.buffers["lengths"].tensor
+        run = REGISTRY.get("mla_decode").stock(buffers.problem)
+        return run({**values, "lengths": lengths.clamp(max=2048)})
+
+    assert bench.sweep("mla_decode", 1, short).wrong == []
+    wrong = bench.sweep("mla_decode", 1, short, scenarios=("context_4k", "context_64")).wrong
+    assert wrong and all("/n1/context_4k/" in text for text in wrong)
+
+
+def test_a_scenario_that_does_not_fit_is_left_out_and_said_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "ROTATION_BYTES", 3_000_000)
+    found = bench.sweep("mla_decode", 1, scenarios=("context_64", "context_4k"))
+    assert {p.scenario for p in found.points} == {"context_64"} and found.wrong == []
+    ((name, why),) = found.left_out.items()
+    assert name.endswith("/n1/context_4k") and why == "one set takes 4.87 MB, a rotation may take 3"
 
 
 # ---- what must not change
-
-
-def test_the_plan_of_an_op_without_states_is_what_it_was() -> None:
-    op = REGISTRY.get("moe_shared")
-    specs = [stock_spec(op.problem("k3-tp8", tokens, "sm_90a")) for tokens in (1, 16, 64)]
-    jobs = perf.make_jobs(op, specs, (), perf.REPETITIONS)
-    plan = [(j.spec.problem.key, j.tokens, j.baselines, dict(j.repetitions), j.champion) for j in jobs]
-    columns = {"graph": 40, "chained": 20, "cold": 40}
-    assert plan == [
-        ("moe_shared/k3-tp8/t1/sm_90a", 1, ("stock", "compile"), columns, None),
-        ("moe_shared/k3-tp8/t16/sm_90a", 16, ("stock",), columns, None),
-        ("moe_shared/k3-tp8/t16/sm_90a", 12, ("stock",), columns, None),
-        ("moe_shared/k3-tp8/t64/sm_90a", 64, ("stock", "compile"), columns, None),
-        ("moe_shared/k3-tp8/t64/sm_90a", 48, ("stock",), columns, None),
-    ]
-    told = perf.make_job(op, jobs, Path("/cache"), "cuda")
-    assert {**told, "points": []} == {"points": [], "cache": "/cache", "device": "cuda", "compile": True}
-    fields = "schema spec tokens repetitions baselines seed other_seed order_seed champion"
-    assert all(sorted(point) == sorted(fields.split()) for point in told["points"])
-    assert [perf_judge.name_of(j, GRAPH) for j in jobs][2] == "moe_shared/k3-tp8/t16/sm_90a/n12/graph"
 
 
 def test_the_sets_and_records_of_an_op_without_states_are_what_they_were(bench: Bench) -> None:
@@ -307,26 +251,3 @@ def test_the_sets_and_records_of_an_op_without_states_are_what_they_were(bench: 
     keys = "samples sets calls rotation_bytes timer setup_s prepare_s"
     assert all(sorted(raw) == sorted(keys.split()) for raw in found.raw.values())
     assert not found.states and not found.warm
-
-
-# ---- the rules that runner and judge share
-
-
-def test_padding_rows_hold_their_value_and_the_others_what_was_drawn() -> None:
-    op = REGISTRY.get("kda_core")
-    problem = op.problem("nano", 16, "", {"q": "4"})
-    values, drawn = (op.inputs(problem, "normal", 3, "cpu") for _ in range(2))
-    pad(op, problem, values, 12)
-    assert values["slots"][3].tolist() == [0, 0, 0, 0] and values["accepted"][3] == 0  # type: ignore[index]
-    kept, was = rows_of(op, problem, values, 12), rows_of(op, problem, drawn, 12)
-    assert all(torch.equal(kept[n], was[n]) for n in ("slots", "accepted", "p", "s"))
-    assert bool(values["p"].isfinite().all())  # type: ignore[union-attr]
-    pad(op, problem, values, 12, garbage=True)
-    assert bool(values["p"][12:].isnan().all()) and bool(values["p"][:12].isfinite().all())  # type: ignore[index]
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.uint8])
-def test_every_format_can_be_rolled(dtype: torch.dtype) -> None:
-    tensor = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]]).to(dtype)
-    assert rolled(tensor, 1).double().tolist() == [[4.0, 1.0, 2.0], [32.0, 8.0, 16.0]]
-    assert rolled(tensor, 1).dtype == dtype

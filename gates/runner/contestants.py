@@ -37,6 +37,7 @@ class Rotation:
     drawn: list[Values]
     seed: int
     rows: int
+    family: str
     touched: int  # bytes that one call on each of the sets reads or writes
 
     @property
@@ -60,7 +61,7 @@ class Rotation:
         """Inputs and weights that are never refilled, and are not what was drawn."""
         names = set(self.sets[0].names(Role.IN, Role.WEIGHT)) - set(refilled_names(self.op, self.problem))
         device, numbers = self.sets[0].device, range(len(self.sets))
-        drawn = (set_values(self.op, self.problem, self.seed, n, self.rows, device) for n in numbers)
+        drawn = (set_values(self.op, self.problem, self.family, self.seed, n, self.rows, device) for n in numbers)
         return self._differing(drawn, sorted(names))
 
     def _differing(self, wanted: Iterable[Values], names: Sequence[str]) -> list[str]:
@@ -80,19 +81,25 @@ def chain_seed(seed: int) -> int:
     return seed + 10_000  # past every set's
 
 
-def set_values(op: Op, problem: Problem, seed: int, number: int, rows: int, device: str) -> Values:
-    """What set `number` holds first: `rows` tokens that count, padding behind them."""
-    values = op.inputs(problem, op.families[0].name, set_seed(seed, number), device)
+def set_values(op: Op, problem: Problem, family: str, seed: int, number: int, rows: int, device: str) -> Values:
+    """What set `number` holds first: `rows` tokens that count, padding behind them. `family` "": the op's first."""
+    values = op.inputs(problem, family or op.families[0].name, set_seed(seed, number), device)
     pad(op, problem, values, rows)
     return values
 
 
 def rotation(
-    op: Op, problem: Problem, seed: int, device: str, workspaces: Workspaces = (), rows: int | None = None
+    op: Op,
+    problem: Problem,
+    seed: int,
+    device: str,
+    workspaces: Workspaces = (),
+    rows: int | None = None,
+    family: str = "",
 ) -> Rotation:
     """As many sets as a rotation needs; an op with states gets one set a call, so that each call starts fresh.
 
-    `rows`: the true count of tokens (default: the problem's).
+    `rows`: the true count of tokens (default: the problem's); `family`: of the values (default: the op's first).
     """
     count = problem.tokens if rows is None else rows
     keep = refilled_names(op, problem)
@@ -100,8 +107,8 @@ def rotation(
     drawn: list[Values] = []
     moved, wanted = 0, 1
     while len(sets) < wanted:
-        buffers = BufferSet(op, problem, device, workspaces)
-        values = set_values(op, problem, seed, len(sets), count, device)
+        values = set_values(op, problem, family, seed, len(sets), count, device)
+        buffers = BufferSet(op, problem, device, workspaces, values=values)
         moved += (now := min(op.cost_of(problem, values).bytes, buffers.nbytes))
         if not sets:
             wanted = timing.sets_needed(now, timing.l2_bytes(device), buffers.nbytes)
@@ -109,7 +116,7 @@ def rotation(
         buffers.load(values)
         sets.append(buffers)
         drawn.append({k: v for k, v in values.items() if k in keep or not isinstance(v, torch.Tensor)})
-    return Rotation(op, problem, sets, drawn, seed, count, moved)
+    return Rotation(op, problem, sets, drawn, seed, count, family, moved)
 
 
 class Sampler:

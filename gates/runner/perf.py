@@ -4,14 +4,15 @@ A job: {"points": [PointJob], "cache", "device", "compile": bool}. A record a po
 {"point": index, "column", "samples": {side: [µs]}, "outputs": {name: ref}, "sets", "calls", "findings", ...}.
 Kept outputs have shape [repetitions, sets (graph), calls (chained) or 1 (cold), rows, ...]. An op with states adds
 "state_bytes" to the job (bytes kept of one column's states) and "states" to its records: [{"repetition", "call",
-"tensors": {name: ref}}]. "warm" is in a record whose rotation L2 may hold in part: the MB that it touches.
+"tensors": {name: ref}}]. "warm" is in a record whose rotation L2 may hold in part: the MB that it touches. A scenario
+whose sets are too large for the memory gives {"point", "left_out": why}.
 Baselines run on other seeds than the candidate and nothing here knows an expected answer.
 """
 
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,11 +21,12 @@ import torch
 from kgen.contract import Op
 from kgen.gates import timing
 from kgen.gates.runner import subject
-from kgen.gates.runner.contestants import Contestant, Functional, chain_seed, rotation
+from kgen.gates.runner.contestants import Contestant, Functional, chain_seed, rotation, set_values
 from kgen.gates.runner.job import LoadSpec
 from kgen.gates.runner.out import Out
 from kgen.ops import REGISTRY
 from kgen.records import from_json
+from kgen.records.codec import OPTIONAL
 
 GRAPH, CHAINED, COLD = "graph", "chained", "cold"
 STOCK, COMPILE, CHAMPION = "stock", "compile", "champion"
@@ -43,6 +45,7 @@ class PointJob:
     other_seed: int
     order_seed: int
     champion: LoadSpec | None = None
+    scenario: str = field(default="", metadata=OPTIONAL)  # of the op's; "": values of its first family
 
 
 def run(job: Mapping[str, Any], out: Out) -> dict[str, Any]:
@@ -74,10 +77,13 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
     started = time.monotonic()
     device, problem = clock.device, point.spec.problem
     op = REGISTRY.get(problem.op)
-    blame = f"{problem.key} at {point.tokens} tokens"
+    blame = f"{problem.key} at {point.tokens} tokens" + (f" of {point.scenario}" if point.scenario else "")
     out.at(f"prepare {blame}")
+    if point.scenario and (why := _too_large(op, point, device)):
+        out.record({"point": index, "left_out": why})
+        return
     cache = Path(job["cache"])
-    turns = rotation(op, problem, point.seed, device, point.spec.workspaces, point.tokens)
+    turns = rotation(op, problem, point.seed, device, point.spec.workspaces, point.tokens, point.scenario)
     loaded = subject.load(point.spec, cache)
     baselines = _baselines(op, point, cache, device, bool(job["compile"]), out)
     setup = time.monotonic() - started
@@ -111,11 +117,22 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
         )
 
 
+def _too_large(op: Op, point: PointJob, device: str) -> str:
+    """Why a scenario cannot be timed here, "" when it can."""
+    try:
+        values = set_values(op, point.spec.problem, point.scenario, point.seed, 0, point.tokens, device)
+    except torch.OutOfMemoryError:
+        return "one set of its values does not fit into the GPU's memory"
+    size = sum(v.nbytes for v in values.values() if isinstance(v, torch.Tensor))
+    limit = timing.ROTATION_BYTES
+    return f"one set takes {size / 1e6:.3g} MB, a rotation may take {limit / 1e6:.3g}" if size > limit else ""
+
+
 def _baselines(
     op: Op, point: PointJob, cache: Path, device: str, compiled: bool, out: Out
 ) -> list[tuple[str, "Contestant | Functional"]]:
     true_problem = replace(point.spec.problem, tokens=point.tokens)
-    turns = rotation(op, true_problem, point.other_seed, device)
+    turns = rotation(op, true_problem, point.other_seed, device, family=point.scenario)
     made: list[tuple[str, Contestant | Functional]] = []
     for name in point.baselines:
         if name == STOCK:
@@ -125,8 +142,8 @@ def _baselines(
             whole: Any = torch.compile(op.stock(true_problem), dynamic=False)
             made.append((name, Functional(name, whole, turns)))
     if point.champion is not None:
-        champion = point.champion
-        own = rotation(op, champion.problem, point.other_seed, device, champion.workspaces, point.tokens)
+        champion, family = point.champion, point.scenario
+        own = rotation(op, champion.problem, point.other_seed, device, champion.workspaces, point.tokens, family)
         loaded = subject.load(point.champion, cache)
         made.append((CHAMPION, Contestant(loaded, own, point.tokens, "", out)))
     return made
