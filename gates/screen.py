@@ -7,10 +7,12 @@ is bounded by the sandbox, and what it leaves is audited. `screen` returns every
 import ast
 import functools
 import math
+import threading
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+PARSING = threading.Lock()  # CPython before 3.11.5 counts the depth of all threads' trees together, and gives up
 MAX_BYTES = 128 << 10
 MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
 
@@ -118,7 +120,8 @@ def screen(source: str) -> list[Finding]:
     if text:
         return text
     try:
-        tree = ast.parse(source)
+        with PARSING:
+            tree = ast.parse(source)
     except SyntaxError as error:
         return [Finding("compile.syntax", error.lineno or 0, f"{error.msg}: {(error.text or '').strip()}")]
     except (ValueError, RecursionError, MemoryError) as error:

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # as many processes as cores run tests: more threads only wait for each other
 
 
 @pytest.fixture

@@ -1,15 +1,20 @@
 """Bad input of every kind: one clear line, the right exit code, no traceback, stdout empty or one JSON document."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from support.loops import BROKEN, OP, called, kgen, only_json, recording, source
 from support.sets import fill, make_case
 
 from kgen.cli import boundary
+from kgen.cli.progress import Watcher
 from kgen.gates.ingest import Refusal
+from kgen.loop.events import Event
 from kgen.promotion import Refused
 from kgen.proposers.base import BudgetError, ProposerError, SetupError
 from kgen.records import Candidate, Origin
@@ -245,3 +250,33 @@ def test_a_mailbox_that_nobody_answers_says_which_file_to_write(home: Path) -> N
     assert "mailbox/0001-answer" in done.stderr
     assert only_json(done.stdout)["exit_code"] == 4
     assert Runs(home / "runs").list()[0].state == "interrupted"
+
+
+class _Interrupts:
+    """Its destructor is where a signal's exception gets lost."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_is_raised_at_the_next_event() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    watch = Watcher(quiet=True)
+    seen: list[str] = []
+    app = typer.Typer()
+
+    @app.command()
+    def command() -> None:
+        lost = _Interrupts()
+        del lost
+        seen.append("went on")
+        watch(Event("say", text="x"))
+        seen.append("not here")
+
+    try:
+        assert boundary.run(app, []) == boundary.INTERRUPTED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert seen == ["went on"]

@@ -1,5 +1,6 @@
 """The screen: what it refuses, under which code and line, and the honest code that it must let through."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,12 @@ def test_attacks_that_import_something_are_refused(attack: Path) -> None:
 )
 def test_text_rules(source: str, code: str) -> None:
     assert screen(source)[0].code == code
+
+
+def test_sources_are_screened_in_many_threads_at_once() -> None:
+    """CPython 3.11.2 gives up with a SystemError when threads parse side by side."""
+    deep = "x = " + "(" * 60 + "1" + ")" * 60 + "\n"
+    source = "\n".join(deep for _ in range(40))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: screen(source), range(64)))
+    assert all(f == found[0] for f in found)

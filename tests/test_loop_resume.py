@@ -26,7 +26,7 @@ STAGES: dict[str, Callable[[Run], bool]] = {
     "proposed": lambda run: has(run, "kernel.py", COUNT),
     "in the quick tier": lambda run: has(run, "quick.json", 2),
     "in the full matrix": ranked,
-    "after a finalist": lambda run: has(run, "builds.json"),
+    "after a finalist": lambda run: any((p.parent / "compile.json").is_file() for p in run.path.glob("*/builds.json")),
 }
 
 

@@ -67,6 +67,8 @@ class Stopped(Exception):
     """A candidate failed a gate; one line."""
 
 
+_signalled = threading.Event()  # a signal asked this command to stop
+
 ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
@@ -74,8 +76,10 @@ def run(app: typer.Typer, argv: Sequence[str]) -> int:
     """Run a command line; returns the exit code. Never lets an exception through."""
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy: kgen needs none
     output.as_json, output.emitted = "--json" in argv, False
+    _signalled.clear()
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stopped)
     try:
         code = app(args=list(argv), prog_name="kgen", standalone_mode=False)
         if code == INTERRUPTED:  # what newer versions of typer make of Ctrl-C
@@ -98,9 +102,21 @@ def _interrupted() -> int:
     return complain("interrupted; what was finished is kept: kgen resume latest", INTERRUPTED)
 
 
-def _terminated(signum: int, frame: FrameType | None) -> None:
+def _stopped(signum: int, frame: FrameType | None) -> None:
     """SIGTERM ends a command as Ctrl-C does: the run is marked and can be resumed."""
+    _signalled.set()
     raise KeyboardInterrupt
+
+
+def raise_lost_interrupt() -> None:
+    """Raise KeyboardInterrupt again if a signal came and nobody is dealing with it.
+
+    Python drops an exception that a signal handler raises within a destructor or a weak reference's callback, and
+    imports are full of those. Called at every event of a run.
+    """
+    mine = threading.current_thread() is threading.main_thread()
+    if mine and _signalled.is_set() and sys.exc_info()[0] is None:
+        raise KeyboardInterrupt
 
 
 def exit_code(error: BaseException) -> int:

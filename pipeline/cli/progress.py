@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from kgen.cli.boundary import raise_lost_interrupt
 from kgen.loop.events import Event
 from kgen.records import Status
 
@@ -41,6 +42,7 @@ class Watcher(AbstractContextManager["Watcher"]):
         self._stack.close()
 
     def __call__(self, event: Event) -> None:
+        raise_lost_interrupt()
         if self.quiet:
             return
         with self._lock:
