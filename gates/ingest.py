@@ -203,8 +203,9 @@ def _complete(parts: Sequence[Evidence], ledger: Ledger) -> None:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             text = f"{gate} has not judged {missing[0]}{more}: run the rest of the kit, and ingest all files together"
             raise Refusal("incomplete", text)
-    timed = {(p.problem, p.tokens) for part in parts for p in part.points if p.column == HEADLINE}
+    headline = [p for part in parts for p in part.points if p.column == HEADLINE and not p.scenario]
+    timed = {(p.problem, p.tokens) for p in headline}
     for problem in (b.problem for b in builds if covers("perf", b, ledger.op)):
-        for tokens in counts(ledger.op, problem.tokens):
+        for tokens in counts(ledger.op, problem.tokens, problem):
             if (problem.key, tokens) not in timed:
                 raise Refusal("incomplete", f"{problem.key} has no {HEADLINE} time at {tokens} tokens")

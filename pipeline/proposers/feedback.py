@@ -137,7 +137,7 @@ def _improved(entry: _Judged) -> dict[str, Any]:
 
 def _point(p: PerfPoint) -> dict[str, Any]:
     return {
-        "problem": cell(p.problem),
+        "problem": cell(f"{p.problem} {p.scenario}".strip()),
         "tokens": p.tokens,
         "column": cell(p.column),
         "candidate_us": f"{p.candidate_us:.2f}",

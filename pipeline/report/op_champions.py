@@ -31,7 +31,8 @@ def champions(kernels: KernelSet) -> Mapping[str, tuple[Champion, ...]]:
         keys = {key for key, seq in manifest.champions.items() if seq == promotion.seq}
         if keys:
             timed = kernels.evidence(promotion).evidence.points
-            gains = [1 / p.ratio for p in timed if p.problem in keys and p.column == HEADLINE and p.ratio > 0]
+            plain = [p for p in timed if p.problem in keys and p.column == HEADLINE and not p.scenario]
+            gains = [1 / p.ratio for p in plain if p.ratio > 0]
             ends = (min(gains), max(gains)) if gains else None
             made = Champion(promotion.arch, promotion.seq, promotion.candidate, len(keys), ends)
             found.setdefault(promotion.op, []).append(made)

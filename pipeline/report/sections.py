@@ -171,7 +171,7 @@ def _points(points: Iterable[PerfPoint]) -> str:
     for p in points:
         baseline = f"{cell(p.best_baseline)} {us(p.baselines_us.get(p.best_baseline, float('nan')))}"
         interval = f"{p.ratio_low:.3f}–{p.ratio_high:.3f}"
-        name = "/".join(p.problem.split("/")[1:])
+        name = "/".join(p.problem.split("/")[1:]) + (f" {p.scenario}" if p.scenario else "")
         row = [name, str(p.tokens), us(p.candidate_us), baseline, f"{p.ratio:.3f}", interval]
         rows.append([*row, percent(p.roofline), us(p.floor_us), p.label])
     return table(head, rows, right=range(1, 8))
