@@ -121,9 +121,18 @@ class CompileGate:
         if findings:
             message = "\n".join(str(f) for f in findings[:SHOWN_FINDINGS])
             return self._report(Status.FAIL, findings[0].code, message, {}, started)
-        futures = {p.key: self._executor.submit(self._one, candidate, p, defect) for p in problems}
+        futures = {p.key: self._begin(candidate, p, defect) for p in problems}
         outcomes = self._gather(futures)
         return self._conclude(outcomes, [key for key in futures if key not in outcomes], started)
+
+    def _begin(self, candidate: Candidate, problem: Problem, defect: str) -> "Future[Outcome]":
+        """One problem's build; a cancelled one when the gate was closed meanwhile."""
+        try:
+            return self._executor.submit(self._one, candidate, problem, defect)
+        except RuntimeError:  # the executor takes no more work
+            gone: Future[Outcome] = Future()
+            gone.cancel()
+            return gone
 
     def _gather(self, futures: Mapping[str, "Future[Outcome]"]) -> dict[str, Outcome]:
         """Outcomes in order; after the first failure those not yet started are given up."""

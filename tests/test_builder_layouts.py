@@ -229,10 +229,10 @@ def test_two_builds_of_a_kernel_with_free_sizes_are_the_same_to_the_byte(builder
     assert first.object_sha256 == again.object_sha256
 
 
-def test_the_first_written_tensor_is_an_output_or_else_a_state() -> None:
+def test_the_first_written_tensor_is_an_output_of_numbers_or_else_a_state() -> None:
+    """Indices are passed over: the mutation test scales what is chosen here."""
     for name, op in REGISTRY.ops.items():
         problem = point(name)
         present, chosen = op.present(problem), signature(op, problem).first_out
-        roles = [t.role for t in present]
-        wanted = Role.OUT if Role.OUT in roles else Role.STATE
-        assert chosen == roles.index(wanted), name
+        roles = ["" if t.dtype in ("i32", "i64") else t.role.value for t in present]
+        assert chosen == roles.index("out" if "out" in roles else "state"), name

@@ -220,6 +220,13 @@ def test_a_gate_that_is_closed_meanwhile_passes_nothing(cache: Path, gate: Compi
     assert (result.status, result.code) == (Status.ERROR, "compile.builder"), result.message
 
 
+def test_a_gate_that_is_closed_before_it_begins_passes_nothing(cache: Path, gate: CompileGate) -> None:
+    with CompileGate(OP, cache, gate.builder, workers=1) as closed:
+        closed._executor.shutdown()
+        result = closed.run(EXAMPLE, [OP.problem("nano", 1, "sm_90a")]).result
+    assert (result.status, result.code) == (Status.ERROR, "compile.builder"), result.message
+
+
 def test_no_problem_at_all_is_not_a_pass(gate: CompileGate) -> None:
     with pytest.raises(ValueError, match="no problem"):
         gate.run(EXAMPLE, [])
