@@ -67,7 +67,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Codes:
-    """e4m3 outputs. `unequal`: fraction of codes that may differ, by one step; `floor`: relative L2 of the values."""
+    """e4m3 outputs. `unequal`: fraction of codes that may differ, by a step (or as far as stock's do); `floor`: relative L2 of the values."""
 
     unequal: float = 0.005
     floor: float = 4e-3
@@ -76,11 +76,12 @@ class Codes:
         self, candidate: torch.Tensor, stock: torch.Tensor, rounded: torch.Tensor, true: torch.Tensor, steps: int
     ) -> Judged:
         errors = compare(candidate, stock, rounded, true)
-        allowed = max(self.unequal, SLACK * _apart(stock, rounded)[0])
+        own_fraction, own_largest = _apart(stock, rounded)
+        allowed, reach = max(self.unequal, SLACK * own_fraction), max(1, own_largest)
         fraction, largest = _apart(candidate, rounded)
         complaint = errors.complaint(self.floor)
-        if largest > 1:
-            complaint = f"a code is {largest} steps from the rounded reference, allowed 1"
+        if largest > reach:  # next to zero, codes lie closer than the roundings before them: stock may be further too
+            complaint = f"a code is {largest} steps from the rounded reference, allowed {reach}"
         elif fraction > allowed:
             complaint = f"{fraction:.3%} of the codes differ from the rounded reference, allowed {allowed:.3%}"
         code = ERROR if complaint else ""
