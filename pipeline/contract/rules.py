@@ -67,8 +67,8 @@ class Exact:
 
 @dataclass(frozen=True)
 class Codes:
-    """e4m3 outputs. `unequal`: fraction of codes that may differ, by one step or as far as stock's do; `floor`: relative
-    L2 of the values."""
+    """e4m3 outputs. `unequal`: fraction of codes that may differ, by one step or as far as stock's do; `floor`:
+    relative L2 of the values."""
 
     unequal: float = 0.005
     floor: float = 4e-3
