@@ -49,6 +49,12 @@ def test_codes_refuse_too_many_neighbours_unless_stock_has_as_many() -> None:
     assert not judge(rule, one_off, want, stock=one_off)
 
 
+def test_a_code_may_be_as_far_away_as_stocks_own_and_no_farther() -> None:
+    rule, want, stock = Codes(unequal=1.0, floor=10.0), codes([1.0, 2.0]), codes([1.25, 2.0])
+    assert not judge(rule, stock, want, stock=stock)
+    assert "3 steps from the rounded reference, allowed 2" in judge(rule, codes([1.375, 2.0]), want, stock=stock)
+
+
 def test_codes_cross_the_sign_by_the_number_of_values_between() -> None:
     rule = Codes(unequal=1.0, floor=10.0)
     tiny = 2.0**-9  # the smallest e4m3 value

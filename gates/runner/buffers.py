@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kgen.contract import DTYPES, Op, Role, Values
+from kgen.contract.rules import same_bits as same_bits  # used with the buffers
 from kgen.records import Problem
 
 GUARD = 4096  # bytes on each side; also keeps the 512-byte alignment of the allocator
@@ -65,10 +66,6 @@ def _zeroed(workspaces: Workspaces, device: str, guard: int) -> list[Buffer]:
     for buffer in made:
         buffer.data.zero_()
     return made
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def run_time_sizes(op: Op, problem: Problem, values: Values) -> dict[str, int]:

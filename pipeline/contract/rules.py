@@ -60,7 +60,7 @@ class Exact:
     def judge(
         self, candidate: torch.Tensor, stock: torch.Tensor, rounded: torch.Tensor, true: torch.Tensor, steps: int
     ) -> Judged:
-        if _same_bits(candidate, rounded.to(candidate.dtype)):
+        if same_bits(candidate, rounded.to(candidate.dtype)):
             return Judged()
         return Judged(code=EXACT, complaint="must equal the rounded reference bit for bit, and does not")
 
@@ -110,7 +110,8 @@ class ByOp:
         return Judged()
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit for bit: NaN equals itself, -0 is not +0."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
