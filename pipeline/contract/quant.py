@@ -240,6 +240,18 @@ def mxfp4_pack(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return packed.view(*shape, x.shape[-1] // 2), scales.view(*shape, x.shape[-1] // MX_BLOCK)
 
 
+def mxfp4_round(x: torch.Tensor) -> torch.Tensor:
+    """The values that `mxfp4_unpack` gives after `mxfp4_pack`, for x [..., K] (float64 or float32) of finite numbers.
+
+    Whether they are finite is not looked at, so nothing waits for a device. ValueError as in `mxfp4_pack`.
+    """
+    _need_floats(x, "mxfp4_round's input")
+    _need_blocks(x, "mxfp4_round's input", MX_BLOCK)
+    rows = _blocks(x)
+    scale = decode_e8m0(shared_scale(rows.abs().amax(-1, keepdim=True), ScaleRule.FLOOR_SATURATE, E2M1), x.dtype)
+    return (_round(rows / scale, E2M1).clamp(-E2M1.largest, E2M1.largest) * scale).view(x.shape)
+
+
 def _e2m1_codes(x: torch.Tensor) -> torch.Tensor:
     """Nearest e2m1 codes (u8 0..15) of finite x, ties to even, saturating."""
     halves = (_round(x.abs(), E2M1).clamp(max=E2M1.largest) * 2).int()  # 0..12, the e2m1 values in halves

@@ -24,8 +24,9 @@ import torch
 
 from kgen import __version__
 from kgen.model.nano.batches import Batch, feed, to_device
+from kgen.model.nano.captured import CapturedSteps
 from kgen.model.nano.export import write
-from kgen.model.nano.learning import QUANTISE_FROM, accuracy, finite, optimiser, rate_at, train_step
+from kgen.model.nano.learning import accuracy, finite, optimiser, quantise_at, rate_at, train_step
 from kgen.model.nano.packing import EXAMS, Diet, Exam, Job, Packed, pack
 from kgen.model.nano.pointwise import Pointwise
 from kgen.model.nano.shape import SHAPES
@@ -58,6 +59,7 @@ class Run:
     evaluate_minutes: float
     exam_items: int
     fused: bool
+    graphs: bool
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
@@ -107,6 +109,7 @@ class Training:
         compute = torch.bfloat16 if cuda else torch.float32
         self.model = NanoModel(SHAPES[run.shape], compute=compute, seed=run.seed).to(run.device)
         self.optimiser = optimiser(self.model, run.rate)
+        self.captured = CapturedSteps(self.model, self.optimiser, run.rate) if run.graphs and cuda else None
         self.step = self.tokens = 0
         self.earlier = 0.0  # seconds that earlier commands trained
         self.launched, self.began = launched, time.monotonic()
@@ -147,7 +150,7 @@ class Training:
 
     def evaluate(self) -> None:
         """Accuracy on every exam, as the weights would be stored, and the file with them."""
-        began, quantise = time.monotonic(), self.progress() >= QUANTISE_FROM
+        began, quantise = time.monotonic(), quantise_at(self.progress())
         found = {exam.name: accuracy(self.model, batches, quantise) for exam, batches in self.exams.items()}
         notes = {"seed": str(self.run.seed), "step": str(self.step), "tokens": str(self.tokens)}
         write(self.run.out, self.model, notes)
@@ -178,13 +181,19 @@ class Training:
         self.optimiser.load_state_dict(content["optimiser"])
         self.step, self.tokens, self.earlier = content["step"], content["tokens"], content["seconds"]
 
+    def update(self, batch: Batch, progress: float) -> torch.Tensor:
+        """One step; its loss, still on the device."""
+        if self.captured is not None:
+            return self.captured(batch, progress, quantise_at(progress))
+        return train_step(self.model, self.optimiser, batch, progress, self.run.rate)
+
     def learn(self, following: Callable[[], Packed]) -> None:
         """Steps until the budget or this command ends."""
         run, losses, marked = self.run, [], (time.monotonic(), self.tokens)
         evaluated, every = time.monotonic(), FIRST_LOG_S
         while (progress := self.progress()) < 1 and not self.paused():
             packed = following()
-            losses.append(train_step(self.model, self.optimiser, to_device(packed, run.device), progress, run.rate))
+            losses.append(self.update(to_device(packed, run.device), progress))
             self.step += 1
             self.tokens += packed.rows * packed.length
             now = time.monotonic()
@@ -271,6 +280,7 @@ def parse(arguments: Sequence[str]) -> Run:
     parser.add_argument("--evaluate-minutes", type=float, default=3.0)
     parser.add_argument("--exam-items", type=int, default=256, help="most items an exam has")
     parser.add_argument("--fused", action="store_true", help="fuse the element-wise parts with torch.compile")
+    parser.add_argument("--graphs", action="store_true", help="run the steps as CUDA graphs")
     return Run(**vars(parser.parse_args(arguments)))
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kgen.contract.quant import mxfp4_pack, mxfp4_unpack
+from kgen.contract.quant import mxfp4_round
 from kgen.model.nano.chunked import delta_rule
 from kgen.model.nano.pointwise import Pointwise, wide
 from kgen.model.nano.shape import Shape
@@ -239,9 +239,7 @@ class NanoModel(nn.Module):
 
 def fake_mxfp4(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Each weight [..., k] rounded to MXFP4 in one go; gradients pass straight through."""
-    rows = torch.cat([w.detach().reshape(-1, 32) for w in weights])
-    packed, scales = mxfp4_pack(rows)
-    near = mxfp4_unpack(packed, scales, rows.dtype)
+    near = mxfp4_round(torch.cat([w.detach().reshape(-1, 32) for w in weights]))
     parts = torch.split(near, [w.numel() // 32 for w in weights])
     pairs = zip(weights, parts, strict=True)
     return [_Straight.apply(w, part.view_as(w)) for w, part in pairs]  # type: ignore[no-untyped-call]
