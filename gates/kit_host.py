@@ -30,6 +30,7 @@ from kgen.gates.kit_units import (
     Unit,
     carried_in,
     part_of,
+    talking,
     units,
     wants,
 )
@@ -210,7 +211,7 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
     """Entry from kit_boot.py."""
     args = parse(argv)
     try:
-        host = Host(Path(root), info, args, device_arch())
+        host = Host(Path(root), info, args, device_arch(), talking(lambda line: say(f"  {line}")))
         if args.plan:
             for unit in host.units():
                 say(f"{unit.candidate[:12]} {unit.name}: {len(unit.artefacts)} problems")

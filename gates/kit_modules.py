@@ -8,7 +8,7 @@ from pathlib import Path
 
 ENTRIES = ("kgen.gates.kit_host", "kgen.gates.runner.__main__")
 NAMED = re.compile(r"(kgen(?:\.\w+)+)(?::\w+)?")  # modules named in strings, such as the runner's job kinds
-DATA_SUFFIXES = (".c",)  # package data that is needed at run time
+DATA_SUFFIXES = (".c", ".safetensors")  # package data that is needed at run time, where it is there
 
 
 def module_files(entries: Iterable[str] = ENTRIES) -> dict[str, bytes]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kgen.contract import Op
-from kgen.gates import fullmodel, numeric, perf
+from kgen.gates import modeleval, numeric, perf
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import environment
 from kgen.gates.kit_results import UNIT, raw_digest
@@ -15,6 +16,7 @@ from kgen.store.cache import OBJECT_SUFFIX, Blobs
 from kgen.store.runs import utc_now
 
 BINS_A_UNIT = 4
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -138,18 +140,25 @@ def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, start
     )
 
 
+Runner = Callable[[Op, Unit, Path, float], Done]
+
+
+def talking(say: Say) -> Mapping[str, Runner]:
+    """The gates; the one that takes minutes says how far it is."""
+    return {**RUN, "model": partial(_model, say=say)}
+
+
 def _numeric(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
     return Done(numeric.run(op, unit.artefacts, cache=cache, deadline=deadline))
 
 
-def _model(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
-    return Done(fullmodel.run(op, unit.artefacts, unit.mutants, cache=cache, deadline=deadline))
+def _model(op: Op, unit: Unit, cache: Path, deadline: float, say: Say = lambda line: None) -> Done:
+    return Done(modeleval.run(op, unit.artefacts, unit.mutants, cache=cache, deadline=deadline, say=say))
 
 
 def _perf(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
     return Done(*perf.run(op, unit.artefacts, cache=cache, champion=unit.champions, deadline=deadline))
 
 
-Runner = Callable[[Op, Unit, Path, float], Done]
 RUN: Mapping[str, Runner] = {"numeric": _numeric, "model": _model, "perf": _perf}
-GATE_NAMES: Mapping[str, str] = {"numeric": numeric.GATE, "model": fullmodel.GATE, "perf": perf.GATE}
+GATE_NAMES: Mapping[str, str] = {"numeric": numeric.GATE, "model": modeleval.GATE, "perf": perf.GATE}

@@ -1,7 +1,8 @@
-"""The foreign files of a kit: CuTe DSL runtime libraries and tvm-ffi, from the installed packages or from wheels.
+"""The foreign files of a kit: CuTe DSL runtime libraries, tvm-ffi and llguidance, installed or from wheels.
 
 tvm-ffi's Python module is built per Python version, so wheels are fetched with pip for each of them, at the installed
-version. Not covered: other platforms than the one that builds the kit (the objects are host code too).
+version; llguidance has one module for all of them.
+Not covered: other platforms than the one that builds the kit (the objects are host code too).
 """
 
 import importlib.util
@@ -9,19 +10,21 @@ import platform
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from kgen.serve.runtime import LIBRARY, installed_flavours
 
-TVM_FFI, CUTLASS = "apache-tvm-ffi", "nvidia-cutlass-dsl"
+TVM_FFI, CUTLASS, LLGUIDANCE = "apache-tvm-ffi", "nvidia-cutlass-dsl", "llguidance"
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 GLIBC = (28, 27, 24, 17)  # manylinux_2_N tags in use; pip matches N exactly
 UNUSED = frozenset({"3rdparty", "src", "include", "cython", "share", "stub", "testing", "__pycache__"})  # of tvm_ffi
 LIBRARIES = frozenset({"libtvm_ffi.so", "libtvm_ffi_testing.so"})  # its core module needs both
+BRIDGES = frozenset({"cli", "hf", "llamacpp", "mlx", "numpy", "tiktoken", "torch"})  # of llguidance, to others; unused
 PIP_SECONDS = 600
+Wanted = Callable[[PurePosixPath], bool]  # whether a kit carries a file of a package
 
 
 class KitError(Exception):
@@ -43,13 +46,20 @@ def tvm_ffi_pieces(pythons: Sequence[str], cache: Path) -> list[Piece]:
     version = _version(TVM_FFI)
     pieces: list[Piece] = []
     for python in pythons:
-        own = _installed(python) if python == HERE else []
-        pieces += own or _from_wheel(_wheel(TVM_FFI, version, python, cache), python)
+        own = list(_installed(TVM_FFI, _of_tvm_ffi, python)) if python == HERE else []
+        pieces += own or _from_wheel(_wheel(TVM_FFI, version, python, cache), _of_tvm_ffi, python)
     shared = {p.path: p.data for p in pieces}
     same = {p.path for p in pieces if all(q.data == shared[q.path] for q in pieces if q.path == p.path)}
     everywhere = {p.path: len({q.python for q in pieces if q.path == p.path}) == len(pythons) for p in pieces}
     common = {p.path: Piece(p.path, p.data) for p in pieces if p.path in same and everywhere[p.path]}
     return [*common.values(), *(p for p in pieces if p.path not in common), _typing_extensions()]
+
+
+def llguidance_pieces(cache: Path) -> list[Piece]:
+    """What the constrained part of the model gate imports, for every Python version at once. Raises KitError."""
+    version = _version(LLGUIDANCE)
+    found = list(_installed(LLGUIDANCE, _of_llguidance, ""))
+    return found or list(_from_wheel(_wheel(LLGUIDANCE, version, HERE, cache), _of_llguidance, ""))
 
 
 def runtime_pieces(flavours: Sequence[str], cache: Path) -> list[Piece]:
@@ -73,26 +83,34 @@ def _runtime_from_wheel(flavour: str, cache: Path) -> bytes:
         return archive.read(name)
 
 
-def _installed(python: str) -> list[Piece]:
-    """The installed tvm-ffi's files, for this very Python; empty when its list of files is missing."""
-    files = metadata.distribution(TVM_FFI).files or []
-    return [
-        Piece(f"lib/{file.as_posix()}", Path(str(file.locate())).read_bytes(), python=python)
-        for file in files
-        if _wanted(PurePosixPath(file.as_posix()))
-    ]
+def _installed(package: str, wanted: Wanted, python: str) -> Iterator[Piece]:
+    """Files of a package that is installed here; none when its list of files is missing."""
+    for file in metadata.distribution(package).files or []:
+        if wanted(PurePosixPath(file.as_posix())):
+            yield Piece(f"lib/{file.as_posix()}", Path(str(file.locate())).read_bytes(), python=python)
 
 
-def _from_wheel(wheel: Path, python: str) -> Iterator[Piece]:
+def _from_wheel(wheel: Path, wanted: Wanted, python: str) -> Iterator[Piece]:
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            if _wanted(PurePosixPath(name)):
+            if wanted(PurePosixPath(name)):
                 yield Piece(f"lib/{name}", archive.read(name), python=python)
 
 
-def _wanted(path: PurePosixPath) -> bool:
-    if path.parts[0].endswith(".dist-info"):
-        return path.name in ("METADATA", "LICENSE", "NOTICE")  # the version, and what the licence asks to carry along
+def _of_any(path: PurePosixPath) -> bool:
+    """The version, and what the licence asks to carry along."""
+    return path.parts[0].endswith(".dist-info") and path.name in ("METADATA", "LICENSE", "NOTICE")
+
+
+def _of_llguidance(path: PurePosixPath) -> bool:
+    if path.parts[0] != "llguidance":
+        return _of_any(path)
+    return path.suffix == ".so" or (path.suffix == ".py" and path.stem not in BRIDGES)
+
+
+def _of_tvm_ffi(path: PurePosixPath) -> bool:
+    if _of_any(path):
+        return True
     if path.parts[0] != "tvm_ffi" or UNUSED & set(path.parts):
         return False
     module = path.name.startswith("core.") and path.suffix == ".so"

@@ -216,7 +216,7 @@ def test_it_is_unpacked_once_and_again_when_something_was_changed(kit: KitFile, 
 
 def test_modules_in_a_kit_are_the_entries_import_closure() -> None:
     files = module_files()
-    assert {"kgen/gates/kit_host.py", "kgen/gates/runner/model_job.py", "kgen/serve/launch_counter.c"} <= set(files)
+    assert {"kgen/gates/kit_host.py", "kgen/gates/runner/decode_job.py", "kgen/serve/launch_counter.c"} <= set(files)
     assert not [f for f in files if "/builder/" in f or "/cli/" in f or "/proposers/" in f or "/loop/" in f]
 
 

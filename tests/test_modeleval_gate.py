@@ -222,8 +222,33 @@ def test_a_build_that_no_model_seats_is_an_error() -> None:
 
 def test_an_op_that_sits_nowhere_is_an_error() -> None:
     result = judge("reordered", op="lm_head_argmax")
-    assert (result.status, result.code) == (Status.ERROR, "fullmodel.insensitive")
-    assert "no mutant" in result.message
+    assert (result.status, result.code) == (Status.ERROR, "fullmodel.incomplete")
+    key = "lm_head_argmax/nano/t4/sm_90a/logits=no"
+    said = "no decode model has a seat for the builds of lm_head_argmax: it cannot be evaluated, and so not promoted"
+    assert result.message == f"{said} ({key})"
+
+
+def test_an_op_without_a_seat_is_named_beside_others_that_have_one() -> None:
+    ops = ("moe_shared", "lm_head_argmax")
+    built = [stand("reordered", 4, op=op) for op in ops]
+    broken = [stand(m, 4, m, op=op) for op in ops for m in MUTANTS]
+    result = modeleval.run(
+        [REGISTRY.get(op) for op in ops], built, broken, cache=Path("unused"), device="cpu", seeds=(1, 2, 3),
+        to_spec=to_spec, running=in_process, sizes=only(rows=16, least=4), checkpoint=checkpoint(), mark=chain_mark,
+    )  # fmt: skip
+    assert (result.status, result.code) == (Status.ERROR, "fullmodel.incomplete")
+    assert "no decode model has a seat for the builds of lm_head_argmax:" in result.message
+
+
+def test_the_evidence_says_where_the_time_went_and_processes_are_announced() -> None:
+    said: list[str] = []
+    result = judge("reordered", say=said.append)
+    parts = result.evidence["seconds"]
+    assert "judge" in parts and parts["judge"] >= 0
+    mine = parts["candidate nano-random"]
+    assert {"process", "weights of nano-random/2", "forced nano-random+first2 t4 eager"} <= set(mine)
+    assert [line.split(":")[0] for line in said] == [name for name in parts if name != "judge"]
+    assert all(line.endswith(" s") for line in said)
 
 
 Change = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from support.modeleval import ARCH, stand
 
-from kgen.gates.fullmodel_plan import REPLAYS
 from kgen.gates.modeleval import attest
 from kgen.gates.modeleval.census import Census
 from kgen.gates.modeleval.exercise import EAGER, FORCED, GRAPH, Exercise, Way
 from kgen.gates.modeleval.sides import CANDIDATE, OFF, STOCK, Left, Part, Record
+from kgen.gates.modeleval.stage import REPLAYS
 from kgen.ops import REGISTRY
 
 WAY, KERNEL = Way("nano-random"), "gemm_kernel"

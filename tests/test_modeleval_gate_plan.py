@@ -99,9 +99,10 @@ def test_without_the_small_dims_there_is_no_small_model() -> None:
     assert list(found.models) == ["slice-tp8"]
 
 
-def test_dims_without_a_model_are_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="no decode model has dims k3-tp8"):
-        plan(problems("moe_shared", {}, DIMS[:1]), PACK.small, TABLE["cpu"], "cpu", Census(REGISTRY, ARCH))
+def test_dims_without_a_model_have_no_exercises_and_no_seats() -> None:
+    given = problems("moe_shared", {}, DIMS[:1])
+    found = plan(given, PACK.small, TABLE["cpu"], "cpu", Census(REGISTRY, ARCH))
+    assert not found.models and found.unseated == tuple(sorted(p.key for p in given))
 
 
 def test_exercises_travel_as_json() -> None:

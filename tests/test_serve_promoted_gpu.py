@@ -1,4 +1,4 @@
-"""The promoted set of this repository on a GPU of its arch: served, captured, and seated in the decode step."""
+"""The promoted set of this repository on a GPU of its arch: served, captured, and seated in the decode model."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import torch
 
 from kgen.contract import compare, relative_l2
 from kgen.gates.environment import device_arch
-from kgen.model.bind import ServeBinder, StockBinder
-from kgen.model.dims import model_dims
-from kgen.model.session import Session
-from kgen.model.step import DecodeStep
-from kgen.model.weights import draw
+from kgen.model.bind import StockBinder
+from kgen.model.decoder.config import CONFIGS
+from kgen.model.decoder.draw import draw
+from kgen.model.decoder.engine import DecoderEngine
+from kgen.model.decoder.swap import PROMOTED, SwapBinder
 from kgen.ops import REGISTRY
 from kgen.serve import load
 
@@ -22,6 +22,7 @@ pytestmark = [
 ]
 OP = REGISTRY.get("moe_shared")
 POINTS = [(dims, tokens) for dims in OP.pack.served for tokens in (1, 5, 16, 64)]
+STEPS = 6
 
 
 @pytest.mark.parametrize(("dims", "tokens"), POINTS)
@@ -37,21 +38,27 @@ def test_the_promoted_kernel_is_served_and_right(dims: str, tokens: int) -> None
     assert compare(got, stock, rounded, true).complaint(OP.floor) == ""
 
 
-def test_the_decode_step_uses_it_in_eager_and_graph_mode() -> None:
-    dims, tokens = model_dims(OP.pack.served[0]), 8
-    weights = draw(dims, 5, "cuda")
-    ids = torch.arange(tokens, device="cuda")
-    with torch.inference_mode():
-        stock = Session(DecodeStep(dims, weights, tokens, device_arch(), StockBinder(), REGISTRY), tokens).run(ids)
-        binder = ServeBinder(device_arch(), "cuda", SET)
-        session = Session(DecodeStep(dims, weights, tokens, device_arch(), binder, REGISTRY), tokens)
-        served = load(OP.name, dims.name, tokens, device_arch(), set=SET)
-        before = sum(served.counts().values())
-        eager = session.run(ids)
-        launched = sum(served.counts().values()) - before
-        assert launched == 2 * dims.layers
-        assert relative_l2(eager.logits, stock.logits) < 0.05  # two roundings of one computation, not another one
-        first = eager.logits.clone()
-        session.warm()
-        session.capture()
-        assert torch.equal(session.run(ids).logits, first)
+@torch.no_grad()
+def test_the_decode_model_uses_it_in_eager_and_graph_mode() -> None:
+    model, tokens, arch = next(c for c in CONFIGS.values() if c.dims == OP.pack.served[0]), 8, device_arch()
+    weights = draw(model, REGISTRY, 5, "cuda")
+    gen = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, weights["embed"].shape[0], (STEPS, tokens), generator=gen).cuda()
+    stock = DecoderEngine(model, weights, REGISTRY, arch, StockBinder()).prepare(tokens, tokens, 1, STEPS, graph=False)
+    binder = SwapBinder(arch, "cuda", {OP.name: (1, 64)}, kernels=SET)
+    engine = DecoderEngine(model, weights, REGISTRY, arch, binder, binder.launches)
+    run = engine.prepare(tokens, tokens, 1, STEPS, graph=False)
+    seats = [s for s in binder.seated if s.path == PROMOTED]
+    assert len(seats) == sum(layer.ffn == "moe" for layer in model.layers)
+    before = sum(sum(counts.values()) for counts in engine.launches().values())
+    eager = run.teacher_forced(ids)
+    launched = sum(sum(counts.values()) for counts in engine.launches().values()) - before
+    served = load(OP.name, model.dims, tokens, arch, set=SET).promotion
+    assert served is not None
+    a_call = sum(served.launches[OP.problem(model.dims, tokens, arch).key].values())
+    assert launched == a_call * len(seats) * STEPS
+    want = stock.teacher_forced(ids)
+    distance = torch.tensor([relative_l2(a, b) for a, b in zip(eager.logits, want.logits, strict=True)])
+    assert float(distance.median()) < 0.2  # two roundings of one computation, not another one
+    replayed = engine.prepare(tokens, tokens, 1, STEPS, graph=True).teacher_forced(ids)
+    assert torch.equal(replayed.logits, eager.logits)

@@ -23,6 +23,6 @@ how long they take) in fresh processes of their own; the judge alone sees them t
 Not covered: ranks that exchange data (peers hold zeros), serving engines of others, real checkpoints.
 """
 
-from kgen.gates.modeleval.gate import run
+from kgen.gates.modeleval.gate import GATE, run
 
-__all__ = ["run"]
+__all__ = ["GATE", "run"]

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from kgen.gates.fullmodel_plan import REPLAYS
 from kgen.gates.modeleval.census import Census
 from kgen.gates.modeleval.distance import best
 from kgen.gates.modeleval.exercise import GRAPH, OTHER, Exercise
 from kgen.gates.modeleval.sides import CANDIDATE, MUTANT, Left, Part, Record
-from kgen.gates.modeleval.stage import WARMUPS
+from kgen.gates.modeleval.stage import REPLAYS, WARMUPS
 from kgen.records import BuildRecord
 
 Launches = Mapping[str, Mapping[str, int]]  # problem key -> kernel -> launches

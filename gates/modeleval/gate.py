@@ -50,13 +50,14 @@ def run(
     sizes: Sizes | None = None,
     checkpoint: Path | None = None,
     mark: Mark = scoring.mark,
+    say: Callable[[str], None] = lambda line: None,
 ) -> GateResult:
     """Judge one candidate of each op, all in their seats at once. `mutants` are builds with `record.defect` set.
 
     `cache` is a folder for linked objects; `deadline` in seconds bounds the whole gate. `seeds` (weights, tokens,
     draws) default to fresh secret ones, `sizes` to the device's row of the plan, `checkpoint` to the trained weights.
     `to_spec` puts a stand-in in an artefact's place, `running` another way to run a job, `mark` other marks: for
-    machines without a GPU. Raises ValueError without ops or builds of them.
+    machines without a GPU. `say` hears of each process as it ends. Raises ValueError without ops or builds of them.
     """
     started = time.monotonic()
     chosen = (ops,) if isinstance(ops, Op) else tuple(ops)
@@ -81,6 +82,7 @@ def run(
         starter=Starter(running, to_spec, drawn, device, arch, cache, weights, started + deadline),
         mark=mark,
         trained=weights.is_file(),
+        say=say,
         evidence={"seeds": to_json(drawn), "device": device, "ops": list(names), "sizes": to_json(table)},
     )
     with ThreadPoolExecutor(PARALLEL[kind]) as pool:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Left:
     message: str
     weights: Mapping[str, int]
     records: Mapping[tuple[str, str], Record]  # by exercise and mode
+    seconds: float = 0.0  # of wall time, from start to end
+    timed: Mapping[str, float] = field(default_factory=dict)  # parts of them: a model's weights, an exercise in a mode
 
     def of(self, exercise: Exercise, mode: str) -> Record:
         return self.records[exercise.name, mode]
@@ -110,14 +112,23 @@ class Starter:
         with self.running("decode", job, deadline=left, stall=STALL, need_bytes=room) as outcome:
             weights: dict[str, int] = {}
             records: dict[tuple[str, str], Record] = {}
+            timed: dict[str, float] = {}
             for found in outcome.records:
+                if "timed" in found:
+                    timed[str(found["timed"])] = float(found["seconds"])
+                    continue
                 if "model" in found:
                     weights[str(found["model"])] = int(found["weights"])
                     continue
                 tensors = {name: outcome.tensor(ref) for name, ref in found["tensors"].items()}
                 record = Record(found["exercise"], found["mode"], tensors, tuple(found["batches"]), found["words"])
                 records[record.exercise, record.mode] = record
-            return Left(outcome.status, outcome.message, weights, records)
+            return Left(outcome.status, outcome.message, weights, records, outcome.seconds, timed)
+
+
+def seconds(left: Left) -> dict[str, float]:
+    """Where a process's time went; what is left of the whole is starting, and loading objects."""
+    return {"process": round(left.seconds, 1), **{name: round(s, 1) for name, s in left.timed.items()}}
 
 
 def _unprofiled(part: Part) -> tuple[Exercise, ...]:

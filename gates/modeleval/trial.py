@@ -4,8 +4,9 @@ Order of judgement: processes that died, records that are missing, weights that 
 numbers; what could not be judged; mutants. A fault of the candidate outranks what could not be judged.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from kgen.gates.modeleval.sides import (
     Starter,
     exercises_of,
     gaps,
+    seconds,
     strangers,
 )
 from kgen.gates.runner.job import Built
@@ -60,17 +62,36 @@ class Trial:
     mark: Mark
     trained: bool  # whether there are weights of the model that answers
     evidence: dict[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = lambda line: None  # hears of processes as they end
     _measured: dict[str, dict[Key, Measured]] = field(default_factory=dict)
 
     def run(self, pool: ThreadPoolExecutor) -> Verdict:
+        if homeless := [op for op in self.ops if not self._seated(op)]:
+            text = "it cannot be evaluated, and so not promoted" if len(homeless) == 1 else "they cannot be evaluated"
+            line = f"no decode model has a seat for the builds of {', '.join(homeless)}: {text}"
+            return Verdict(Status.ERROR, INCOMPLETE, f"{line} ({_some(self.plan.unseated)})")
         parts = self.parts()
         if missing := self._unplanted(parts):
             return Verdict(Status.ERROR, INSENSITIVE, f"{missing}, so that nothing shows what this gate can see")
         longest_first = sorted(parts, key=lambda part: part.model != SMALL)
         futures = {part.name: self.starter.start(pool, part) for part in longest_first}
-        left = {name: future.result() for name, future in futures.items()}
+        left = {name: self._finished(name, future) for name, future in futures.items()}
         self.evidence["not_run"] = dict(self.plan.not_run)
-        return self._judge(parts, left)
+        self.evidence["seconds"] = {name: seconds(got) for name, got in left.items()}
+        began = time.monotonic()
+        verdict = self._judge(parts, left)
+        self.evidence["seconds"]["judge"] = round(time.monotonic() - began, 1)
+        return verdict
+
+    def _finished(self, name: str, future: "Future[Left]") -> Left:
+        got = future.result()
+        words = "" if got.status == "done" else f": {got.status}, {got.message}"
+        self.say(f"{name}: {got.seconds:.0f} s{words}")
+        return got
+
+    def _seated(self, op: str) -> bool:
+        """Whether any build of an op sits in some exercise."""
+        return any(b.record.problem.op == op and b.record.problem.key not in self.plan.unseated for b in self.artefacts)
 
     def parts(self) -> list[Part]:
         """Float64, stock and candidate of every model; switched off and mutants where they have seats first."""

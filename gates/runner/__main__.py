@@ -16,7 +16,6 @@ from typing import Any
 KINDS: Mapping[str, str] = {  # job kind -> module:function(job, out) -> result
     "numeric": "kgen.gates.runner.numeric:run",
     "perf": "kgen.gates.runner.perf:run",
-    "model": "kgen.gates.runner.model_job:run",
     "decode": "kgen.gates.runner.decode_job:run",
     "rank": "kgen.gates.runner.rank:run",
 }

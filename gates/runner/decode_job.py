@@ -4,10 +4,12 @@ The side is stock, the candidate's artefacts, the artefacts loaded but switched 
 
     {"model": label, "weights": checksum}                       at each model's first exercise
     {"exercise": name, "mode": mode, "tensors": {name: ref}, "batches": [attestation records], "words": {...}}
+    {"timed": what, "seconds": wall time}                       after a model's weights, and each exercise in a mode
 
 Not covered: comparisons and answers; this process knows none of the other sides.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,13 +59,20 @@ def run(job: dict[str, Any], out: Out) -> dict[str, Any]:
     model = ""
     for exercise in (from_json(Exercise, value) for value in job["exercises"]):
         if (label := f"{exercise.way.config}/{exercise.way.depth}") != model:
-            model = label
+            model, began = label, time.monotonic()
             out.record({"model": model, "weights": checksum(stage.weights(exercise))})
+            _time(out, f"weights of {model}", began)
         for mode in (EAGER,) if exact else exercise.modes:
+            began = time.monotonic()
             with out.candidate(f"{exercise.name} {mode}", device):
                 for done in PERFORMERS[exercise.kind](stage, exercise, mode):
                     _leave(out, exercise, done)
+            _time(out, f"{exercise.name} {mode}", began)
     return {}
+
+
+def _time(out: Out, what: str, began: float) -> None:
+    out.record({"timed": what, "seconds": round(time.monotonic() - began, 2)})
 
 
 def _leave(out: Out, exercise: Exercise, done: Done) -> None:

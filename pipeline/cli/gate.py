@@ -109,12 +109,12 @@ def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cach
 
 
 def _on_gpu(name: str, op: "Op", report: "CompileReport", mutants: "list[CompileReport]", cache: Path) -> "GateResult":
-    from kgen.gates import fullmodel, numeric, perf
+    from kgen.gates import modeleval, numeric, perf
 
     command = "on a GPU host run this command again; or kgen propose, kgen kit and kgen ingest"
     if name == "unit-numeric":
         return numeric.run(op, report.artefacts, cache=cache, next_command=command)
     if name == "full-model-eval":
         broken = [a for m in mutants for a in m.artefacts]
-        return fullmodel.run(op, report.artefacts, broken, cache=cache, next_command=command)
+        return modeleval.run(op, report.artefacts, broken, cache=cache, next_command=command)
     return perf.run(op, report.artefacts, cache=cache, next_command=command)[0]

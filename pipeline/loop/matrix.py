@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import product
 
 from kgen.contract.op import Op
-from kgen.gates.fullmodel_plan import few_bins
+from kgen.gates.contract import few_bins
 from kgen.loop.settings import Settings, refusal
 from kgen.records import Problem
 

@@ -11,9 +11,8 @@ from kgen.contract.op import Op, Registry
 from kgen.gates.audit.recorder import RecorderError
 from kgen.gates.builder.outcome import BuilderError
 from kgen.gates.compile import CompileGate
-from kgen.gates.contract import DEFECTS
+from kgen.gates.contract import DEFECTS, few_bins
 from kgen.gates.environment import device_arch
-from kgen.gates.fullmodel_plan import few_bins
 from kgen.gates.kit_results import NEUTRAL
 from kgen.gates.kit_units import RUN, CarriedCandidate, units
 from kgen.gates.sandbox import NoSandboxError

@@ -1,1 +1,1 @@
-"""The decode model built on the ops: weights, one step, sessions with CUDA graphs, and its float64 reference."""
+"""The decode model built on the ops: seats (bind), the model, generation above it, the small trained model."""

@@ -1,12 +1,10 @@
-"""What runs in an op's seat: the stock op, a built artefact, a served kernel, or the float64 reference.
+"""What runs in an op's seat: the stock op, a built artefact, or the float64 reference (served kernels: decoder/swap).
 
 A binder is asked once per seat (a layer's use of an op) and returns the callable that sits there; workspaces and output
 buffers belong to the seat. Nothing here decides whether a kernel is good: that is the gates' work.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -36,22 +34,6 @@ class ReferenceBinder:
 
     def bind(self, op: Op, problem: Problem, seat: str) -> OpCall:
         return lambda values: op.reference(problem, values, rounded=False)
-
-
-@dataclass(frozen=True)
-class ServeBinder:
-    """Every op as `kgen.serve.load` serves it from a kernel set (stock where the set has no valid kernel)."""
-
-    arch: str
-    device: str
-    set: Path | None = None
-
-    def bind(self, op: Op, problem: Problem, seat: str) -> OpCall:
-        from kgen.serve.load import load  # a caller that never serves needs no kernel set
-
-        served = load(op.name, problem.dims, problem.tokens, self.arch, set=self.set, axes=problem.axes)
-        outputs = served.outputs(self.device)
-        return lambda values: served({**values, **outputs})
 
 
 def seat_call(

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -156,10 +156,11 @@ def judge(
     seeds: tuple[int, int, int] = SEEDS,
     weights: Path | None = None,
     mark: Any = chain_mark,
+    say: Callable[[str], None] = lambda line: None,
 ) -> GateResult:
     built = [stand(name, tokens, op=op, axes=axes, kernels=kernels) for tokens in bins]
     broken = [stand(m, bins[-1], m, op=op, axes=axes) for m in MUTANTS] if mutants is None else mutants
     return modeleval.run(
         REGISTRY.get(op), built, broken, cache=Path("unused"), device="cpu", seeds=seeds, to_spec=to_spec,
-        running=running, sizes=sizes or only(), checkpoint=weights or checkpoint(), mark=mark,
+        running=running, sizes=sizes or only(), checkpoint=weights or checkpoint(), mark=mark, say=say,
     )  # fmt: skip
