@@ -1,0 +1,1 @@
+"""A PTX interpreter: runs what the compiler emits on the CPU, with findings."""
