@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-GATE_CONTRACT = 1  # raised when a rule or a tolerance changes: older evidence is then stale
+GATE_CONTRACT = 2  # raised when a rule or a tolerance changes: older evidence is then stale
 DEFECTS = ("tile_scale", "drop_last_k")  # planted in builds of a candidate: the model gate must refuse every one
 
 

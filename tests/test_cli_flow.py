@@ -10,6 +10,7 @@ import pytest
 from support.loops import BROKEN, COMMAND, OP, SMALL, called, environment, kgen, only_json, recording, source, the_run
 from support.proven import Proven, proven
 
+from kgen.gates.contract import GATE_CONTRACT
 from kgen.records import Status
 from kgen.store import KernelSet
 
@@ -172,3 +173,27 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("moe_shared")
+
+
+def test_evidence_of_older_rules_is_one_plain_line_with_the_next_command(
+    home: Path, made: Proven, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.evidence(home)
+    called(["ingest", "evidence.json"])
+    called(["promote", made.run.id])
+    capsys.readouterr()
+    assert called(["status"]) == 0 and "stale:" not in capsys.readouterr().out
+    assert said(capsys, "status")["stale"] == []
+    monkeypatch.setattr("kgen.gates.contract.GATE_CONTRACT", GATE_CONTRACT + 1)
+    assert called(["status"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "is stale:" in line)
+    assert f"judged under gate contract {GATE_CONTRACT}, now {GATE_CONTRACT + 1}; it serves 3 points on" in line
+    assert line.endswith(f"next: kgen propose --op {OP.name} --replay {made.run.id}")
+    assert said(capsys, "status")["stale"] == [line]
+    assert called(["promote", made.run.id]) == 1  # and what is stale promotes no more
+    assert "stale" in capsys.readouterr().err
+    made.run.path.rename(home / "gone")
+    assert called(["status"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "is stale:" in line)
+    source = next((home / "set" / OP.name).glob("*.py"))
+    assert line.endswith(f"--proposer mailbox --candidates 1, answered with {source}")

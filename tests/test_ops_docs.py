@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.committed import SET, headline, serving
 from support.loops import called, environment
 from support.sets import fill, make_case
 
+from kgen.cli.sets import current
 from kgen.contract.op import Op, Registry
 from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2
 from kgen.contract.tensors import Role
 from kgen.gates.rates import MEASURED
 from kgen.ops import REGISTRY
-from kgen.records import Evidence, from_json
 from kgen.report import op_facts
 from kgen.report.op_champions import champions
 from kgen.report.ops_page import markdown
@@ -113,12 +114,15 @@ def test_ops_of_several_gpus_are_those_with_a_rank_dim(op: Op) -> None:
 
 
 def test_the_champion_of_the_committed_set_has_the_speed_ups_of_its_evidence() -> None:
-    (found,) = champions(KernelSet(ROOT / "generated_kernels"))["moe_shared"]
-    text = (ROOT / "generated_kernels" / "moe_shared" / "e56cafe5a884.evidence.json").read_text()
-    points = from_json(Evidence, json.loads(text)["evidence"]).points
-    gains = sorted(min(p.baselines_us.values()) / p.candidate_us for p in points if p.column == "graph")
-    assert (found.arch, found.seq, found.points, found.candidate[:12]) == ("sm_90a", 1, 22, "e56cafe5a884")
-    assert found.gains == pytest.approx((gains[0], gains[-1]), rel=0.02)
+    found = champions(KernelSet(SET), current())["moe_shared"]
+    kernels = [(p.arch, p.seq, p.candidate) for p in serving("moe_shared")]
+    assert [(c.arch, c.seq, c.candidate) for c in found] == kernels
+    known = headline("moe_shared").values()
+    assert sum(c.points for c in found) == len({p.problem for p in known})
+    gains = sorted(min(p.baselines_us.values()) / p.candidate_us for p in known)
+    ends = [c.gains for c in found if c.gains]
+    assert min(low for low, _ in ends) == pytest.approx(gains[0], rel=0.02)
+    assert max(high for _, high in ends) == pytest.approx(gains[-1], rel=0.02)
 
 
 def test_the_list_names_the_champion_and_an_empty_set_none(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +132,7 @@ def test_the_list_names_the_champion_and_an_empty_set_none(home: Path, capsys: p
     fill(home / "set", make_case(ratios={1: 0.51, 8: 0.81}))
     assert called(["ops"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if " moe_shared " in line)
-    assert line.split()[-1] == "1.25-2.00x"
+    assert line.split()[-2:] == ["1.25-2.00x", "stale"]  # its op contract is made up
     assert called(["ops", "--json"]) == 0
     listed = {op["name"]: op for op in json.loads(capsys.readouterr().out)["ops"]}
     assert set(listed) == set(REGISTRY.ops)

@@ -25,7 +25,7 @@ from support.sets import (
     results,
 )
 
-from kgen.promotion import Case, Current, Refused, promote, rollback, status
+from kgen.promotion import Case, Current, Refused, promote, rollback, stale_promotions, status
 from kgen.promotion.promote import MAX_SET_BYTES
 from kgen.records import GateResult, Status, Verdict
 from kgen.store import IntegrityError, KernelSet, SetPath, StoreError
@@ -333,3 +333,6 @@ def test_status_shows_each_served_point_and_what_is_stale(target: SetPath) -> No
     ]
     later = status(KernelSet(target.path).manifest(), Current({OP: CONTRACT}, 2))
     assert all("gate contract 1, now 2" in r.stale for r in later)
+    (old,) = stale_promotions(later)
+    assert (old.seq, old.op, old.arch, old.points) == (1, OP, ARCH, 2) and "gate contract 1, now 2" in old.reason
+    assert stale_promotions(rows) == ()

@@ -41,6 +41,12 @@ def rows(text: str, section: str) -> list[list[str]]:
     return [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
 
 
+def tables(text: str, section: str) -> list[list[list[str]]]:
+    """The rows of each table of a section."""
+    body = text.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
+    return [rows(f"## {section}\n{block}", section) for block in body.split("\n\n") if block.startswith("|")]
+
+
 def test_the_marker_is_first_and_the_verdict_next(promotable: Document) -> None:
     lines = markdown(promotable).splitlines()
     assert lines[0] == f"<!-- kgen-report op={OP.name} run={promotable.run.id} -->"
@@ -70,10 +76,13 @@ def test_the_numeric_table_shows_the_worst_family_beside_both_references(promota
 
 def test_the_model_table_shows_ratios_agreement_and_mutants(promotable: Document) -> None:
     text = markdown(promotable)
-    (row,) = rows(text, "In the model")
-    assert "1.010 [0.980, 1.040]" in row
+    (row,), answers, (path,) = tables(text, "In the model")
+    assert row[0] == "slice-tp8" and "1.010 [0.980, 1.040]" in row
     assert "3 lost, 4 won of 256" in row
-    assert "Mutant `tile_scale`" in text and "refused" in text
+    marks = ["832", "98.50%", "98.38%", "0.001 [-0.004, 0.006]"]
+    assert answers == [["tasks nano t64 graph", task, *marks] for task in ("gated", "recall")]
+    assert path == ["free nano t16 s4096 graph", "52 in 4000", "50 in 4100", "1.040 [0.800, 1.300]"]
+    assert "Mutant `moe_shared tile_scale` (slice-tp8)" in text and "refused" in text
 
 
 def test_the_perf_table_has_interval_roofline_and_label_for_each_point(promotable: Document) -> None:

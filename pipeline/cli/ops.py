@@ -53,7 +53,7 @@ def listing(
         output.emit({"schema": "kgen.ops/1", "gpu": name, "read_rate": rates.read, "ops": listed})
         return
     _table(ops, rates, served)
-    _below(ops, name, rates)
+    _below(ops, name, rates, any(c.stale for serving in served.values() for c in serving))
 
 
 def _rates(gpu: str) -> "tuple[str, Rates]":
@@ -74,6 +74,7 @@ def _rates(gpu: str) -> "tuple[str, Rates]":
 
 def _champions(kernels: str) -> "dict[str, tuple[Champion, ...]]":
     """What serves now. A set that cannot be read takes nothing from the contracts: one line says so."""
+    from kgen.cli.sets import current
     from kgen.report.op_champions import champions
     from kgen.store import IntegrityError, KernelSet, StoreError, set_path
 
@@ -81,7 +82,7 @@ def _champions(kernels: str) -> "dict[str, tuple[Champion, ...]]":
     if kernels and not place.path.is_dir():  # a default one may not be there yet; one that was named is a slip
         raise Usage(f"there is no kernel set {place.path}")
     try:
-        return dict(champions(KernelSet(place.path)))
+        return dict(champions(KernelSet(place.path), current()))
     except (IntegrityError, StoreError) as error:
         output.say(f"kgen: champions are not shown: {error}")
         return {}
@@ -142,10 +143,10 @@ def _table(ops: "list[Op]", rates: "Rates", served: "dict[str, tuple[Champion, .
 
 def _serving(champion: "Champion") -> str:
     gains = f" {champion.gains[0]:.2f}-{champion.gains[1]:.2f}x" if champion.gains else ""
-    return champion.arch + gains
+    return champion.arch + gains + (" stale" if champion.stale else "")
 
 
-def _below(ops: "list[Op]", gpu: str, rates: "Rates") -> None:
+def _below(ops: "list[Op]", gpu: str, rates: "Rates", old: bool) -> None:
     """What the columns mean, once."""
     alike: dict[frozenset[str], list[Op]] = {}
     for op in ops:
@@ -157,6 +158,8 @@ def _below(ops: "list[Op]", gpu: str, rates: "Rates") -> None:
     output.data(f"µs@n: least bytes of a call at n tokens ({where}) / {_rate(gpu, rates)}")
     output.data("GPUs n (1): the real op spans n; the gates use one, which holds all ranks' parts")
     output.data("champion: speed-up over the best baseline, range over the points that it serves")
+    if old:
+        output.data("stale: measured under older rules; kgen status names the next command")
 
 
 def _rate(gpu: str, rates: "Rates") -> str:

@@ -19,7 +19,8 @@ from kgen.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kgen.promotion import Current, Finding
+    from kgen.promotion import Current, Finding, StalePromotion
+    from kgen.records import Manifest
     from kgen.store import Run, SetPath
 
 
@@ -107,25 +108,48 @@ def rollback(
 
 def status(kernels: SetOption = "", json: JsonOption = False) -> None:
     """Which promoted kernel serves which point."""
+    from kgen.promotion import stale_promotions
     from kgen.promotion import status as rows_of
     from kgen.store import KernelSet
 
     place = target(kernels)
     manifest = KernelSet(place.path).manifest()
     rows = rows_of(manifest, current())
+    old = [_again(place.path, manifest, promotion) for promotion in stale_promotions(rows)]
     if json:
         listed = [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in rows]
-        output.emit({"schema": "kgen.status/1", "set": str(place.path), "seq": manifest.seq, "points": listed})
+        head = {"schema": "kgen.status/1", "set": str(place.path), "seq": manifest.seq, "stale": old}
+        output.emit({**head, "points": listed})
         return
     if not rows:
         output.data(f"{place.path}: no kernel is promoted; every op is served by its stock version")
         return
     head = ["op", "arch", "dims", "tokens", "kernel", "candidate", "label", "trust", "promoted", "stale"]
     lines = [
-        [r.op, r.arch, r.dims, r.tokens, f"#{r.seq}", r.candidate[:12], r.label, r.trust, r.promoted, r.stale]
+        [r.op, r.arch, r.dims, r.tokens, f"#{r.seq}", r.candidate[:12], r.label, r.trust, r.promoted, _mark(r.stale)]
         for r in rows
     ]
     output.show_table(f"{place.path}, seq {manifest.seq}", head, lines, right=(3,))
+    for line in old:
+        output.data(line)
+
+
+def _mark(stale: str) -> str:
+    return "stale" if stale else ""
+
+
+def _again(place: Path, manifest: "Manifest", old: "StalePromotion") -> str:
+    """One line about a promotion with evidence of older rules: why, what that means, and how to measure it again."""
+    from kgen.store import runs_path
+
+    source = next(p.source for p in manifest.promotions if p.seq == old.seq)
+    command = f"kgen propose --op {old.op} --replay {old.run}"
+    if not (runs_path() / old.run).is_dir():
+        command = f"kgen propose --op {old.op} --proposer mailbox --candidates 1, answered with {place / source}"
+    return (
+        f"#{old.seq} {old.op} {old.candidate[:12]} {old.arch} is stale: {old.reason}; "
+        f"it serves {old.points} points on, unproven by today's rules; next: {command}"
+    )
 
 
 def verify(

@@ -5,7 +5,7 @@ from kgen.promotion.freshness import Current, stale
 from kgen.promotion.gather import gather
 from kgen.promotion.promote import promote
 from kgen.promotion.rollback import RolledBack, rollback
-from kgen.promotion.status import StatusRow, status
+from kgen.promotion.status import StalePromotion, StatusRow, stale_promotions, status
 from kgen.promotion.verify import Finding, Outcome, Rebuilder, RebuildUnavailable, VerifyReport, verify
 
 __all__ = [
@@ -17,12 +17,14 @@ __all__ = [
     "Rebuilder",
     "Refused",
     "RolledBack",
+    "StalePromotion",
     "StatusRow",
     "VerifyReport",
     "gather",
     "promote",
     "rollback",
     "stale",
+    "stale_promotions",
     "status",
     "verify",
 ]

@@ -1,5 +1,6 @@
-"""What serves each point of a set now."""
+"""What serves each point of a set now, and which promotions need to be measured again."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kgen.promotion.freshness import Current, stale
@@ -49,3 +50,27 @@ def status(manifest: Manifest, current: Current) -> tuple[StatusRow, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda r: (r.op, r.arch, r.dims, r.axes, r.tokens)))
+
+
+@dataclass(frozen=True)
+class StalePromotion:
+    """A promotion that serves `points` points with evidence of older rules; `reason` is one line."""
+
+    seq: int
+    op: str
+    arch: str
+    candidate: str
+    run: str
+    points: int
+    reason: str
+
+
+def stale_promotions(rows: Iterable[StatusRow]) -> tuple[StalePromotion, ...]:
+    """Each promotion of these rows whose evidence is stale, once."""
+    found: dict[int, list[StatusRow]] = {}
+    for row in (r for r in rows if r.stale):
+        found.setdefault(row.seq, []).append(row)
+    return tuple(
+        StalePromotion(seq, r[0].op, r[0].arch, r[0].candidate, r[0].run, len(r), r[0].stale)
+        for seq, r in sorted(found.items())
+    )

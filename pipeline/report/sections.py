@@ -118,26 +118,59 @@ def worst_rows(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Mappi
 
 def model(doc: Document) -> str:
     result = doc.subject.result(MODEL) if doc.subject else None
-    dims = result.evidence.get("dims", {}) if result else {}
-    if result is None or not dims:
+    models = result.evidence.get("models", {}) if result else {}
+    if result is None or not models:
         return ""
     rows = []
-    for name, numbers in dims.items():
-        for mode, pooled in numbers.get("modes", {}).items():
+    for name, numbers in models.items():
+        for mode, pooled in numbers.get("rows", {}).get("modes", {}).items():
             ratios = [_ratio(pooled.get(k)) for k in ("logits", "hidden", "kl")]
             agree = pooled.get("agreement", {})
             right = f"{agree.get('losses', '–')} lost, {agree.get('wins', '–')} won of {agree.get('items', '–')}"
             rows.append([cell(name), cell(mode), *ratios, right, us(float(agree.get("p", "nan")))])
     said = "Distances to float64 of the candidate's decode over stock's own (1 = as near), with 95 % intervals."
-    head = ["dims", "mode", "logits", "hidden rows", "KL", "greedy tokens", "McNemar p"]
+    head = ["model", "mode", "logits", "hidden rows", "KL", "greedy tokens", "McNemar p"]
     parts = [f"## In the model\n\n{said}\n\n" + table(head, rows)]
+    if answers := _answers(models):
+        words = "Items that each side answered; the difference is candidate minus stock, with its 95 % interval."
+        parts.append(f"{words}\n\n" + table(["exercise", "task", "items", "candidate", "stock", "difference"], answers))
+    if paths := _departures(models):
+        words = (
+            "How often greedy tokens depart: from stock in free generation (stock: in another batch composition), from "
+            "plain decoding with drafts; the ratio is of departures a token, candidate over stock."
+        )
+        parts.append(f"{words}\n\n" + table(["exercise", "candidate", "stock", "ratio, 99 %"], paths))
     mutants = result.evidence.get("mutants", {})
     for defect, found in mutants.items():
         verdict = "refused" if found.get("refused") else "**passed: the gate is blind**"
         parts.append(
-            f"Mutant {code(defect)} ({cell(found.get('dims', ''))}): {verdict}. {cell(found.get('first', ''))}"
+            f"Mutant {code(defect)} ({cell(found.get('model', ''))}): {verdict}. {cell(found.get('first', ''))}"
         )
     return "\n\n".join(parts)
+
+
+def _answers(models: Mapping[str, Any]) -> list[list[str]]:
+    """Exercises with marked items: one accuracy, or one a task."""
+    rows = []
+    for numbers in models.values():
+        for exercise, found in numbers.items():
+            by_task = {"": found} if "difference" in found else found
+            for task, marks in by_task.items():
+                if isinstance(marks, Mapping) and "difference" in marks:
+                    shares = [f"{float(marks.get(side, 'nan')):.2%}" for side in ("candidate", "stock")]
+                    items = str(marks.get("items", "–"))
+                    rows.append([cell(exercise), cell(task), items, *shares, _ratio(marks["difference"])])
+    return rows
+
+
+def _departures(models: Mapping[str, Any]) -> list[list[str]]:
+    rows = []
+    for numbers in models.values():
+        for exercise, found in numbers.items():
+            if "hazard" in found:
+                sides = [f"{n} in {of}" for n, of in zip(found["departures"], found["watched"], strict=True)]
+                rows.append([cell(exercise), *sides, _ratio(found["hazard"])])
+    return rows
 
 
 def _ratio(value: Any) -> str:

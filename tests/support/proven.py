@@ -51,8 +51,12 @@ def model_evidence() -> dict[str, object]:
     agreement = {"items": 256, "losses": 3, "wins": 4, "p": 1.0}
     ratios = {"logits": [1.01, 0.98, 1.04], "hidden": [1.0, 0.9, 1.1], "kl": [1.0, 0.9, 1.2]}
     modes = {"graph": {**ratios, "agreement": agreement}}
-    mutants = {"tile_scale": {"refused": True, "dims": DIMS, "first": "far"}}
-    return {"dims": {DIMS: {"modes": modes}}, "mutants": mutants}
+    marks = {"items": 832, "candidate": 0.985, "stock": 0.9838, "difference": [0.0012, -0.004, 0.0062]}
+    paths = {"hazard": [1.04, 0.8, 1.3], "departures": [52, 50], "watched": [4000, 4100]}
+    tasks = {"recall": marks, "gated": {"tasks": ["recall"], **marks, "lower_bound": -0.003}}
+    mutants = {"moe_shared tile_scale": {"refused": True, "model": "slice-tp8", "first": "far"}}
+    small = {"tasks nano t64 graph": tasks, "free nano t16 s4096 graph": paths}
+    return {"models": {"slice-tp8": {"rows": {"modes": modes}}, "nano": small}, "mutants": mutants}
 
 
 def results(status: Status = Status.PASS) -> tuple[GateResult, ...]:
