@@ -1,0 +1,125 @@
+"""What each warp knows of what others did: vector clocks over agents.
+
+An agent is a warp, the asynchronous copies of a warp (cp.async; bulk stores), or an mbarrier (the copies that complete
+on it). A row per resident warp, a column per agent of its cluster, or of the whole grid when the kernel synchronises
+CTAs through global memory. The last column is the grid before this one, known after griddepcontrol.wait.
+
+A stamp is what an access leaves on a granule of memory: agent << 38 | lane << 32 | scope << 30 | clock; 0: never.
+`scope` 0: a weak access; 1, 2, 3: strong at CTA, cluster, device scope. Clocks start at 1.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kgen.gates.ptx.geometry import WARP, Geometry
+from kgen.gates.ptx.wave import Lanes
+
+Array = npt.NDArray[Any]
+
+AGENT, LANE, SCOPE = np.uint64(38), np.uint64(32), np.uint64(30)
+LANE_MASK, SCOPE_MASK, CLOCK_MASK = np.uint64(63), np.uint64(3), np.uint64((1 << 30) - 1)
+NO_LANE = 32
+MAX_BARRIERS = 64  # mbarriers of one CTA
+MAX_BYTES = 1 << 30
+
+
+class Clocks:
+    """`blind`: too many warps to follow what CTAs tell each other; accesses of other CTAs are then never judged."""
+
+    def __init__(self, geometry: Geometry, ctas: Array, lanes: Lanes, whole: bool, barriers: bool) -> None:
+        warps, size = geometry.warps, geometry.cluster_size
+        self.agents = 3 * warps + (MAX_BARRIERS if barriers else 0)
+        self.lanes, self.warps, self.cluster = lanes, warps, size
+        self.ctas = ctas
+        columns = (geometry.ctas if whole else size) * self.agents + 1
+        self.blind = whole and columns * lanes.rows * 4 > MAX_BYTES
+        if self.blind:
+            whole, columns = False, size * self.agents + 1
+        self.whole = whole
+        cta_of_row = np.repeat(np.arange(len(ctas)), warps)
+        self.cta_of_row = ctas[cta_of_row]
+        self.rank_of_row = cta_of_row % size
+        warp = np.tile(np.arange(warps), len(ctas))
+        # agent numbers are of CTAs in the order of clusters, so that a cluster's are contiguous
+        self.place = self._places(geometry)
+        self.own = self.place[self.cta_of_row] * self.agents + warp
+        self.first = np.zeros(lanes.rows, np.int64) if whole else self._cluster_first()
+        self.columns = columns
+        self.vc = np.zeros((lanes.rows, columns), np.uint32)
+        self._at = np.arange(lanes.rows)
+        self.vc[self._at, self.own - self.first] = 1
+        self._stamp: Array | None = None
+
+    @staticmethod
+    def _places(geometry: Geometry) -> Array:
+        order = np.concatenate(geometry.waves(True, None))
+        place = np.empty(geometry.ctas, np.int64)
+        place[order] = np.arange(geometry.ctas)
+        return place
+
+    def _cluster_first(self) -> Array:
+        return self.place[self.cta_of_row] // self.cluster * self.cluster * self.agents
+
+    # -- stamps
+
+    def stamps(self, index: Array, scope: int = 0) -> Array:
+        """Stamps of accesses that the lanes at `index` make now."""
+        if self._stamp is None:
+            clock = self.vc[self._at, self.own - self.first].astype(np.uint64)
+            row = (self.own.astype(np.uint64) << AGENT) | clock
+            self._stamp = np.repeat(row, WARP) | (self.lanes.lane.astype(np.uint64) << LANE)
+        found = self._stamp if len(index) == len(self._stamp) else self._stamp[index]
+        return found | (np.uint64(scope) << SCOPE) if scope else found
+
+    def agent_stamps(self, agents: Array, clocks: Array) -> Array:
+        """Stamps of what agents other than warps do (lane: none)."""
+        lane = np.uint64(NO_LANE) << LANE
+        return (agents.astype(np.uint64) << AGENT) | lane | clocks.astype(np.uint64)
+
+    def ordered(self, stamps: Array, index: Array) -> Array:
+        """Whether each access comes before what the lane at `index` does now. `stamps`: (n, k)."""
+        row = self.lanes.row[index][:, None]
+        agent = (stamps >> AGENT).astype(np.int64)
+        column = agent - self.first[row]
+        inside = (column >= 0) & (column < self.columns - 1)
+        seen = self.vc[row, np.where(inside, column, 0)]
+        mine = agent == self.own[row]
+        before = seen >= (stamps & CLOCK_MASK).astype(np.int64) + mine
+        same = mine & (((stamps >> LANE) & LANE_MASK).astype(np.int64) == self.lanes.lane[index][:, None])
+        found: Array = (inside & before) | same | (stamps == 0)
+        return found if not self.blind else found | ~inside
+
+    # -- what warps learn
+
+    def tick(self, rows: Array | None = None) -> None:
+        """What the warps do from now on is later than all before."""
+        at = self._at if rows is None else rows
+        self.vc[at, (self.own - self.first)[at]] += np.uint32(1)
+        self._stamp = None
+
+    def learn(self, rows: Array, known: Array) -> None:
+        """`known`: (columns,) or (rows, columns)."""
+        self.vc[rows] = np.maximum(self.vc[rows], known)
+        self._stamp = None
+
+    def join(self, size: int) -> None:
+        """Every `size` neighbouring warps learn what all of them know (whole CTAs or clusters), and go on."""
+        groups = self.vc.reshape(-1, size, self.columns)
+        groups[:] = groups.max(axis=1, keepdims=True)
+        self.tick()
+
+    def local(self, rows: Array, kind: int) -> Array:
+        """Column of an agent of the warp's own CTA: 0 the warp, 1 its cp.async copies, 2 its bulk stores."""
+        return self.own[rows] - self.first[rows] + kind * self.warps
+
+    def mbarrier_agent(self, place: Array, slot: Array) -> Array:
+        """Number of an mbarrier's agent; `place` of its CTA."""
+        return place * self.agents + 3 * self.warps + slot
+
+    def after_predecessor(self, rows: Array) -> None:
+        self.vc[rows, -1] = 1
+
+    def knows_predecessor(self, index: Array) -> Array:
+        return self.vc[self.lanes.row[index], -1] > 0

@@ -1,0 +1,128 @@
+"""An entry -> a Plan: every instruction gets its step, or the run is refused by name before it starts."""
+
+from collections.abc import Callable
+
+from kgen.gates.ptx import flow
+from kgen.gates.ptx.memory import Space
+from kgen.gates.ptx.plan import Decoder, Ended, Plan, Step, UnsupportedError
+from kgen.gates.ptx.steps import atomic, control, copy, matrix, memory, order, register, sync, warp, wgmma
+from kgen.gates.ptx.syntax import Entry, Instruction, Module, Not, Reg
+from kgen.gates.ptx.tokens import PtxError
+from kgen.gates.ptx.wave import Group
+
+Maker = Callable[[Decoder, Instruction], Step]
+MAKERS: dict[str, Maker] = {
+    "activemask": control.activemask,
+    "applypriority": control.nothing,
+    "atom": atomic.atom,
+    "bar": sync.bar,
+    "barrier": sync.bar,
+    "bra": control.bra,
+    "cp": copy.cp,
+    "createpolicy": control.nothing,
+    "cvta": register.cvta,
+    "discard": control.nothing,
+    "elect": warp.elect,
+    "exit": control.leave,
+    "fence": order.fence,
+    "getctarank": register.getctarank,
+    "griddepcontrol": control.griddepcontrol,
+    "isspacep": register.isspacep,
+    "ld": memory.ld,
+    "ldmatrix": matrix.ldmatrix,
+    "ldu": memory.ld,
+    "mapa": register.mapa,
+    "match": warp.match,
+    "mbarrier": sync.mbarrier,
+    "membar": order.fence,
+    "mma": matrix.mma,
+    "movmatrix": matrix.movmatrix,
+    "nanosleep": control.nothing,
+    "pmevent": control.nothing,
+    "prefetch": control.nothing,
+    "prefetchu": control.nothing,
+    "red": atomic.atom,
+    "redux": warp.redux,
+    "ret": control.leave,
+    "setmaxnreg": control.nothing,
+    "shfl": warp.shfl,
+    "st": memory.st,
+    "stmatrix": matrix.stmatrix,
+    "vote": warp.vote,
+    "wgmma": wgmma.wgmma,
+}
+GENERIC = "generic"
+
+
+def step(d: Decoder, i: Instruction) -> Step:
+    """Raises UnsupportedError for an instruction that nothing knows, PtxError for a malformed one."""
+    try:
+        made = MAKERS[i.opcode](d, i) if i.opcode in MAKERS else register.pure(d, i)
+    except (IndexError, KeyError) as error:  # fewer words than the instruction has
+        raise PtxError(i.line, f"{i.name} is not written in full ({error})") from error
+    if made is None:
+        raise UnsupportedError(i)
+    return made if i.guard is None or i.opcode == "bra" else _guarded(d, i, made)
+
+
+def _guarded(d: Decoder, i: Instruction, body: Step) -> Step:
+    assert i.guard is not None
+    wanted = isinstance(i.guard, Reg)
+    number = d.number(i.guard.reg if isinstance(i.guard, Not) else i.guard, i)
+
+    def guarded(m: "object", g: Group) -> Ended:
+        some = g.narrowed(m.registers[number], wanted)  # type: ignore[attr-defined]
+        if some is None:
+            return None
+        ended = body(m, some)  # type: ignore[arg-type]
+        if ended is None or some is g:
+            return ended
+        rest = g.dense & ~some.dense
+        return Group(g.of, rest | ended.dense if isinstance(ended, Group) else rest)
+
+    return guarded
+
+
+def plan(module: Module, entry: Entry, space: Space) -> Plan:
+    d = Decoder(module, entry, space)
+    steps = []
+    for at, instruction in enumerate(entry.instructions):
+        d.at = at
+        steps.append(step(d, instruction))
+    steps.append(control.leave(d, entry.instructions[-1]))  # running past the last one
+    return Plan(
+        entry,
+        entry.instructions,
+        steps,
+        d.kinds,
+        frozenset(flow.leaders(entry)),
+        flow.ranks(entry),
+        d.shared,
+        d.local,
+        _granules(entry),
+        d.spins,
+        any(order.across(i) for i in entry.instructions),
+        frozenset(i.opcode for i in entry.instructions),
+    )
+
+
+def _granules(entry: Entry) -> dict[str, int]:
+    """Bytes of the narrowest access to shared and to global memory."""
+    found = {"shared": 16, "global": 16}
+    for i in entry.instructions:
+        for space, size in _touches(i):
+            for name in found if space == GENERIC else (space,):
+                found[name] = min(found.get(name, 16), size)
+    return {"shared": found["shared"], "global": found["global"]}
+
+
+def _touches(i: Instruction) -> list[tuple[str, int]]:
+    if widths := memory.widths(i):
+        return [widths]
+    if i.opcode == "cp" and i.modifiers[:2] in (("async", "ca"), ("async", "cg")):
+        size = register.is_immediate(i.operands[2]) or 4
+        partial = len(i.operands) > 3 and register.is_immediate(i.operands[3]) != size
+        return [("shared", size), ("global", 1 if partial else size)]
+    if i.opcode == "cp" and "tensor" in i.modifiers:
+        return [("global", 1)]
+    return [("shared", 8)] if i.opcode == "mbarrier" else []

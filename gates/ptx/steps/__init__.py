@@ -1,0 +1,1 @@
+"""Makers of steps: an instruction -> the closure that executes it for a group of lanes."""

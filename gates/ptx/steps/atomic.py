@@ -1,0 +1,130 @@
+"""atom and red: read, compute, write as one step, lane after lane where they meet at one address."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kgen.gates.ptx.access import note_read, put, resolve
+from kgen.gates.ptx.arith import lookup, width
+from kgen.gates.ptx.memory import WORD
+from kgen.gates.ptx.plan import Array, Decoder, Ended, Step, UnsupportedError, sized
+from kgen.gates.ptx.steps import order
+from kgen.gates.ptx.steps.memory import SPACES, VECTORS
+from kgen.gates.ptx.syntax import Instruction
+from kgen.gates.ptx.wave import Group
+
+if TYPE_CHECKING:
+    from kgen.gates.ptx.machine import Machine
+
+Function = Callable[[Array, Array, Array | None], Array]  # old, b, c -> new
+IGNORED = ("noftz", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys")
+FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
+
+
+def reduction(i: Instruction, op: str, kind: str) -> Function:
+    signed = {"s32": np.int32, "s64": np.int64}.get(kind)
+    if op in ("add", "min", "max") and kind in FLOATS:
+        modifiers = ("rn", kind) if op == "add" and kind not in ("f32", "f64") else (kind,)
+        pure = lookup(op, modifiers) or lookup(op, (kind,))
+        if pure is None:
+            raise UnsupportedError(i)
+        found = pure.function
+        return lambda old, b, c: found(old, b)[0]
+    simple: dict[str, Function] = {
+        "add": lambda old, b, c: old + b,
+        "and": lambda old, b, c: old & b,
+        "or": lambda old, b, c: old | b,
+        "xor": lambda old, b, c: old ^ b,
+        "exch": lambda old, b, c: b,
+        "inc": lambda old, b, c: np.where(old >= b, old.dtype.type(0), old + old.dtype.type(1)),
+        "dec": lambda old, b, c: np.where((old == 0) | (old > b), b, old - old.dtype.type(1)),
+        "cas": lambda old, b, c: np.where(old == b, old if c is None else c, old),
+    }
+    if op in ("min", "max"):
+        choose = np.minimum if op == "min" else np.maximum
+        if signed is None:
+            return lambda old, b, c: choose(old, b)
+        view = signed
+        return lambda old, b, c: choose(old.view(view), b.view(view)).view(old.dtype)
+    if op not in simple:
+        raise UnsupportedError(i)
+    return simple[op]
+
+
+def rounds(offsets: Array, lanes: Array) -> list[Array]:
+    """Positions in rounds, so that no round has an address twice."""
+    sort = np.lexsort((lanes, offsets))
+    ordered = offsets[sort]
+    new = np.r_[True, ordered[1:] != ordered[:-1]]
+    if new.all():
+        return [np.arange(len(offsets))]
+    start = np.maximum.accumulate(np.where(new, np.arange(len(ordered)), 0))
+    turn = np.arange(len(ordered)) - start
+    by_turn = np.argsort(turn, kind="stable")
+    edges = np.flatnonzero(np.diff(turn[by_turn])) + 1
+    return [sort[part] for part in np.split(by_turn, edges)]
+
+
+def atom(d: Decoder, i: Instruction) -> Step:
+    """atom d, [a], b[, c] and red [a], b; vectors of f32, f16, bf16 and their pairs."""
+    reduces = i.opcode == "red"
+    kind = i.modifiers[-1]
+    space = next((m for m in i.modifiers if m in SPACES), "")
+    vector = next((m for m in i.modifiers if m in VECTORS), "")
+    names = [m for m in i.modifiers[:-1] if m not in (*IGNORED, space, vector) and not m.startswith("L2::")]
+    if len(names) != 1 or kind == "b128":
+        raise UnsupportedError(i)
+    function = reduction(i, names[0], kind)
+    operands = i.operands if reduces else i.operands[1:]
+    address = d.address(operands[0], i)
+    narrow = f"b{width(kind)}"
+    sources = [d.picked(o, narrow, i) for o in d.items(operands[1])]
+    third = d.picked(operands[2], narrow, i) if len(operands) > 2 else None
+    results = [] if reduces else [d.number(o, i) for o in d.items(i.operands[0])]
+    size = width(kind) // 8
+    scope = order.scope(i, True)
+    acquires = any(m in i.modifiers for m in ("acquire", "acq_rel"))
+    releases = any(m in i.modifiers for m in ("release", "acq_rel"))
+
+    def step(m: "Machine", g: Group) -> Ended:
+        addresses = address(m, g)
+        if not reduces:
+            order.heard(m, g, space, addresses, acquires)
+        order.tell(m, g, space, addresses, releases, True)
+        extra = None if third is None else third(m, g)
+        for at, read in enumerate(sources):
+            where = addresses + np.uint64(at * size)
+            old = apply(m, g, space, where, read(m, g), extra, size, scope, function)
+            if results and results[at] >= 0:
+                number = results[at]
+                m.registers[number] = g.put(m.registers[number], sized(old, kind, d.bits(number)))
+        return None
+
+    return step
+
+
+def apply(
+    m: "Machine",
+    g: Group,
+    space: str,
+    addresses: Array,
+    values: Array,
+    extra: Array | None,
+    size: int,
+    scope: int,
+    function: Function,
+) -> Array:
+    """Old values. The order of lanes at one address depends on the seed."""
+    out = np.zeros(len(addresses), WORD[size])
+    for target in resolve(m, space, addresses, g.index, size, True):
+        at = np.arange(len(addresses)) if target.at is None else target.at
+        note_read(m, target, size, scope)
+        keys = m.rng.permutation(len(at)) if m.run.seed else np.arange(len(at))
+        for chosen in rounds(target.offsets, keys):
+            part = target.keep(chosen)
+            old = target.block.load(part.offsets, size)
+            new = function(old, values[at[chosen]], None if extra is None else extra[at[chosen]])
+            put(m, part, size, new, scope)
+            out[at[chosen]] = old
+    return out

@@ -1,0 +1,94 @@
+"""What strong accesses and fences tell other threads: release and acquire, over single locations of memory.
+
+Accesses without .volatile, .relaxed, .acquire or .release tell nothing. A release is joined to what was released there
+before (a release sequence of atomics), an acquire learns all of it.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kgen.gates.ptx.access import Target, resolve
+from kgen.gates.ptx.plan import Array, Decoder, Ended, Step
+from kgen.gates.ptx.syntax import Instruction
+from kgen.gates.ptx.wave import Group
+
+if TYPE_CHECKING:
+    from kgen.gates.ptx.machine import Machine
+
+SCOPES = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 3}
+STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+ACROSS = ("acquire", "release", "acq_rel", "volatile", "sc")  # with device scope: CTAs tell each other things
+
+
+def scope(i: Instruction, atomic: bool = False) -> int:
+    """0 for a weak access, else the scope of a strong one."""
+    if not atomic and not any(m in STRONG for m in i.modifiers):
+        return 0
+    return next((SCOPES[m] for m in i.modifiers if m in SCOPES), 3)
+
+
+def across(i: Instruction) -> bool:
+    """Whether CTAs without a common cluster may synchronise by it."""
+    if i.opcode in ("membar", "fence"):
+        return not any(m.startswith(("mbarrier_init", "proxy")) for m in i.modifiers) and scope(i, True) == 3
+    shared = any(m.startswith("shared") for m in i.modifiers)
+    strong = i.opcode in ("ld", "st", "atom", "red") and any(m in ACROSS for m in i.modifiers)
+    return strong and not shared and scope(i) == 3
+
+
+def _places(target: Target) -> list[tuple[int, int]]:
+    return [(id(target.block), offset) for offset in target.offsets.tolist()]
+
+
+def tell(m: "Machine", g: Group, space: str, addresses: Array, releases: bool, joins: bool) -> None:
+    """A strong write: what the warp knows (release), or knew at its last fence. `joins`: an atomic."""
+    if not releases and not m.fenced and not m.sync:
+        return
+    for target in resolve(m, space, addresses, g.index, 1, True):
+        rows = m.lanes.row[target.index].tolist()
+        for row, place in zip(rows, _places(target), strict=True):
+            known = m.clocks.vc[row].copy() if releases else m.fenced.get(row)
+            before = m.sync.get(place) if joins else None
+            if known is not None:
+                m.sync[place] = known if before is None else np.maximum(known, before)
+            elif not joins:
+                m.sync.pop(place, None)
+        if releases:
+            m.clocks.tick(np.unique(m.lanes.row[target.index]))
+
+
+def heard(m: "Machine", g: Group, space: str, addresses: Array, acquires: bool) -> None:
+    """A strong read: what was released there is known now (acquire), or after the next fence."""
+    if not m.sync:
+        return
+    for target in resolve(m, space, addresses, g.index, 1, False):
+        rows = m.lanes.row[target.index].tolist()
+        for row, place in zip(rows, _places(target), strict=True):
+            known = m.sync.get(place)
+            if known is None:
+                continue
+            if acquires:
+                m.clocks.learn(np.array([row]), known)
+            else:
+                before = m.heard.get(row)
+                m.heard[row] = known if before is None else np.maximum(known, before)
+
+
+def fence(d: Decoder, i: Instruction) -> Step:
+    """fence and membar order memory; fence.proxy and fence.mbarrier_init order what is in order here anyway."""
+    silent = any(m.startswith(("proxy", "mbarrier_init")) for m in i.modifiers)
+
+    def step(m: "Machine", g: Group) -> Ended:
+        if silent:
+            return None
+        rows = g.rows
+        for row in rows.tolist():
+            if (known := m.heard.pop(row, None)) is not None:
+                m.clocks.learn(np.array([row]), known)
+        for row in rows.tolist():
+            m.fenced[row] = m.clocks.vc[row].copy()
+        m.clocks.tick(rows)
+        return None
+
+    return step

@@ -1,0 +1,134 @@
+"""Tensor copies (TMA): boxes of described tensors between global and shared memory."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kgen.gates.ptx.access import load, put, resolve
+from kgen.gates.ptx.matrix import copies
+from kgen.gates.ptx.matrix.tma import TensorMap
+from kgen.gates.ptx.memory import PARAM_WINDOW
+from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, UnsupportedError
+from kgen.gates.ptx.steps.control import nothing
+from kgen.gates.ptx.syntax import Address, Instruction, Operand
+from kgen.gates.ptx.tokens import PtxError
+from kgen.gates.ptx.wave import Group
+
+if TYPE_CHECKING:
+    from kgen.gates.ptx.machine import Machine
+
+
+def copy(d: Decoder, i: Instruction) -> Step:
+    form = copies.tensor_copy(i.modifiers)
+    if form is None or form.kind == copies.REDUCE:
+        raise UnsupportedError(i)
+    if form.kind == copies.PREFETCH:
+        return nothing(d, i)
+    return _load(d, i, form) if form.kind == copies.LOAD else _store(d, i, form)
+
+
+def _described(d: Decoder, operand: Operand, i: Instruction) -> tuple[Reader, list[Reader]]:
+    """Readers of the map's address and of the coordinates."""
+    if not isinstance(operand, Address) or len(operand.more) != 1:
+        raise PtxError(i.line, "a tensor copy needs [map, {coordinates}]")
+    return d.address(operand, i), [d.picked(o, "b32", i) for o in d.items(operand.more[0])]
+
+
+def _maps(m: "Machine", addresses: Array) -> list[tuple[TensorMap, Array]]:
+    """The maps that lanes name, with the positions of those lanes."""
+    found = []
+    for address in np.unique(addresses).tolist():
+        known = m.maps.get(address & (PARAM_WINDOW - 1))
+        if known is None:
+            m.give_up("the tensor map is not described in the launch")
+            continue
+        found.append((known, np.flatnonzero(addresses == address)))
+    return found
+
+
+def _coordinates(m: "Machine", g: Group, readers: list[Reader]) -> Array:
+    """(lanes, rank) int64, innermost first."""
+    return np.stack([read(m, g).view(np.int32).astype(np.int64) for read in readers], axis=1)
+
+
+def _words(values: Array, size: int) -> Array:
+    """(copies, elements) of `size` bytes -> (copies x n, 4) words of 16 bytes."""
+    return np.ascontiguousarray(values).view(np.uint8).reshape(-1, 16).view(np.uint32)
+
+
+def _load(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
+    from kgen.gates.ptx.steps.copy import spread
+
+    to, (where, axes) = d.address(i.operands[0], i), _described(d, i.operands[1], i)
+    barrier = d.address(i.operands[2], i)
+    mask = d.picked(i.operands[3], "b16", i) if form.multicast else None
+
+    def step(m: "Machine", g: Group) -> Ended:
+        coordinates, starts, barriers = _coordinates(m, g, axes), to(m, g), barrier(m, g)
+        for described, some in _maps(m, where(m, g)):
+            tile = _fetch(m, described, coordinates[some], g.index[some])
+            places, signals, lane = starts[some], barriers[some], np.arange(len(some))
+            if mask is not None:
+                masks = mask(m, g)[some]
+                places, lane = spread(places, masks)
+                signals = spread(signals, masks)[0]
+            at, cta, slot = m.mbarriers.locate("shared::cluster", signals, g.index[some][lane])
+            stamps = m.mbarriers.stamp(cta, slot)
+            _fill(m, described, places[at], g.index[some][lane[at]], tile[lane[at]], stamps)
+            m.mbarriers.complete(cta, slot, np.full(len(at), described.transaction_bytes))
+        return None
+
+    return step
+
+
+def _fetch(m: "Machine", described: TensorMap, coordinates: Array, index: Array) -> Array:
+    """(copies, elements) from global memory; outside of the tensor the fill."""
+    addresses, inside = described.global_addresses(coordinates)
+    tile = np.full(inside.shape, described.fill, f"u{described.size}")
+    lanes = np.repeat(index, inside.shape[1]).reshape(inside.shape)
+    tile[inside] = load(m, "global", addresses[inside].astype(np.uint64), lanes[inside], described.size)
+    return tile
+
+
+def _chunks(described: TensorMap, places: Array) -> Array:
+    """Addresses of the 16-byte pieces of boxes at shared addresses, as in `_words`."""
+    low = described.shared_addresses((places & np.uint64((1 << 24) - 1)).astype(np.int64))
+    high = places & ~np.uint64((1 << 24) - 1)
+    per = 16 // described.size
+    found: Array = (low[:, ::per].astype(np.uint64) | high[:, None]).reshape(-1)
+    return found
+
+
+def _fill(m: "Machine", described: TensorMap, places: Array, index: Array, tile: Array, stamps: Array) -> None:
+    addresses = _chunks(described, places)
+    each = len(addresses) // max(len(places), 1)
+    words, lanes, marks = _words(tile, described.size), np.repeat(index, each), np.repeat(stamps, each)
+    for target in resolve(m, "shared::cluster", addresses, lanes, 16, True):
+        chosen = slice(None) if target.at is None else target.at
+        put(m, target, 16, words[chosen], 0, marks[chosen])
+
+
+def _store(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
+    from kgen.gates.ptx.steps.copy import stores_stamp
+
+    (where, axes), source = _described(d, i.operands[0], i), d.address(i.operands[1], i)
+
+    def step(m: "Machine", g: Group) -> Ended:
+        coordinates, sources, marks = _coordinates(m, g, axes), source(m, g), stores_stamp(m, g.index)
+        for described, some in _maps(m, where(m, g)):
+            index = g.index[some]
+            pieces = _chunks(described, sources[some])
+            each = len(pieces) // max(len(some), 1)
+            lanes = np.repeat(index, each)
+            words = load(m, "shared", pieces, lanes, 16, 0, np.repeat(marks[some], each))
+            tile = np.ascontiguousarray(words).view(f"u{described.size}").reshape(len(some), -1)
+            addresses, inside = described.global_addresses(coordinates[some])
+            owners = np.repeat(index, inside.shape[1]).reshape(inside.shape)[inside]
+            stamps = np.repeat(marks[some], inside.shape[1]).reshape(inside.shape)[inside]
+            values, places = tile[inside], addresses[inside].astype(np.uint64)
+            for target in resolve(m, "global", places, owners, described.size, True):
+                chosen = slice(None) if target.at is None else target.at
+                put(m, target, described.size, values[chosen], 0, stamps[chosen])
+        return None
+
+    return step

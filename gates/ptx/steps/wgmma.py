@@ -1,0 +1,109 @@
+"""wgmma: four warps multiply matrices that lie in shared memory.
+
+Results are there at once: that a kernel reads its accumulators before wgmma.wait_group is not found.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kgen.gates.ptx.access import load
+from kgen.gates.ptx.geometry import WARP
+from kgen.gates.ptx.matrix import descriptor
+from kgen.gates.ptx.matrix import wgmma as forms
+from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, UnsupportedError
+from kgen.gates.ptx.steps.control import nothing
+from kgen.gates.ptx.steps.matrix import put_warps, whole_warps
+from kgen.gates.ptx.steps.register import is_immediate
+from kgen.gates.ptx.syntax import Imm, Instruction, Vector
+from kgen.gates.ptx.tokens import PtxError
+from kgen.gates.ptx.wave import Group
+
+if TYPE_CHECKING:
+    from kgen.gates.ptx.machine import Machine
+
+WARPGROUP = 4
+
+
+def wgmma(d: Decoder, i: Instruction) -> Step:
+    if i.modifiers[0] in ("fence", "commit_group", "wait_group"):
+        return nothing(d, i)
+    form = forms.wgmma(i.modifiers)
+    if form is None:
+        raise UnsupportedError(i)
+    numbers = [d.number(o, i) for o in d.items(i.operands[0])]
+    old = whole_warps(d, i, 0)
+    in_registers = isinstance(i.operands[1], Vector)
+    a_registers = whole_warps(d, i, 1) if in_registers else []
+    a = None if in_registers else d.picked(i.operands[1], "b64", i)
+    b = d.picked(i.operands[2], "b64", i)
+    keep = _scale(d, i)
+    rest = [is_immediate(o) or 0 for o in i.operands[4:]]
+    scales = rest[:2] if form.scales else [1, 1]
+    trans = [bool(t) for t in (rest[2:] if form.transposes else [])]
+    trans_a, trans_b = (False, trans[0]) if len(trans) == 1 else (trans[0], trans[1]) if trans else (False, False)
+
+    def step(m: "Machine", g: Group) -> Ended:
+        if m.lanes.warps % WARPGROUP:
+            raise PtxError(i.line, "wgmma needs whole warpgroups")
+        found = _warpgroups(m, g)
+        if found is None:
+            return False
+        lead = found.index.reshape(-1, WARP * WARPGROUP)[:, 0]
+        place = np.searchsorted(found.index, lead)
+        left = (
+            form.a_fragment([read(m, found) for read in a_registers])
+            if a is None
+            else form.a_shared(_atoms(m, i, form.a_atoms, a(m, found)[place], lead, trans_a), trans_a)
+        )
+        right = form.b_shared(_atoms(m, i, form.b_atoms, b(m, found)[place], lead, trans_b), trans_b)
+        before = [read(m, found) for read in old]
+        for number, value in zip(
+            numbers, form.function(before, left, right, keep(m, found)[place], *scales), strict=True
+        ):
+            put_warps(m, found, number, value)
+        m.clocks.tick(found.rows)
+        return None if found is g else found
+
+    return step
+
+
+def _scale(d: Decoder, i: Instruction) -> Reader:
+    operand = i.operands[3]
+    if isinstance(operand, Imm):
+        value = bool(operand.bits)
+        return lambda m, g: np.full(g.count, value)
+    return d.picked(operand, "pred", i)
+
+
+def _warpgroups(m: "Machine", g: Group) -> Group | None:
+    """Those warpgroups all of whose lanes are here; the others stall."""
+    if g.mask is None:
+        return g
+    whole = np.repeat(g.dense.reshape(-1, WARP * WARPGROUP).all(axis=1), WARP * WARPGROUP)
+    apart = g.dense & ~whole
+    if not apart.any():
+        return g
+    m.ready.stall(m.pc, apart)
+    found = Group(m.lanes, whole)
+    return found if found.count else None
+
+
+def _atoms(m: "Machine", i: Instruction, of: object, descriptors: Array, lanes: Array, trans: bool) -> Array:
+    """Bytes (groups, *atoms, 16) that descriptors name."""
+    assert callable(of)
+    out: Array | None = None
+    for bits in np.unique(descriptors).tolist():
+        some = np.flatnonzero(descriptors == bits)
+        found = descriptor.decode(bits)
+        if found is None or found.problem():
+            raise UnsupportedError(i, found.problem() if found else f"matrix descriptor 0x{bits:x}")
+        addresses = of(found, trans)
+        index = np.repeat(lanes[some], addresses.size)
+        words = load(m, "shared", np.tile(addresses.reshape(-1).astype(np.uint64), len(some)), index, 16)
+        shape = (len(some), *addresses.shape, 16)
+        part = np.ascontiguousarray(words).view(np.uint8).reshape(shape)
+        out = np.zeros((len(descriptors), *shape[1:]), np.uint8) if out is None else out
+        out[some] = part
+    assert out is not None
+    return out
