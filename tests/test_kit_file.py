@@ -8,23 +8,26 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.kits import KEY, OP, RUN, make
 
+import kgen
 from kgen.gates.compile import CompileGate
 from kgen.gates.kit import FLAVOURS, MAX_BYTES, PYTHONS, Contents, KitCandidate, KitError, KitFile, build
 from kgen.gates.kit_modules import module_files
-from kgen.gates.kit_wheels import HERE
+from kgen.gates.kit_wheels import HERE, llguidance_pieces
+from kgen.gates.modeleval.gate import trained_weights
 from kgen.gates.sandbox.levels import NoSandboxError
 from kgen.records import Candidate, Origin
 from kgen.serve.runtime import installed_flavours, torch_flavour
 
 FLAVOUR = next(iter(installed_flavours()))
 SOURCE = (Path(__file__).parents[1] / "docs" / "examples" / "moe_shared.py").read_text()
-FORBIDDEN = ("cutlass", "openai", "langgraph", "pydantic", "typer", "rich", "jinja2")
+FORBIDDEN = ("cutlass", "openai", "langgraph", "pydantic", "typer", "rich", "numpy", "hypothesis", "pytest")
 
 
 def table_of(kit: Path) -> dict[str, Any]:
@@ -146,18 +149,25 @@ import importlib, json, sys
 from pathlib import Path
 lib, objects, cache = (Path(p) for p in sys.argv[1:4])
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in repr(f).lower()]
+class Absent:  # as on a host that has torch only
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.split(".")[0] in FORBIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent)
 sys.path.insert(0, str(lib))
 for path in sorted((lib / "kgen").rglob("*.py")):
     name = ".".join(path.relative_to(lib).with_suffix("").parts).removesuffix(".__init__")
     importlib.import_module(name)
-import kgen, tvm_ffi
+import kgen, llguidance, tvm_ffi
 from kgen.serve.launcher import Launcher
 from kgen.serve.link import link
 counts = []
 for path in sorted(objects.glob("*.o")):
     counts.append(Launcher(link(path, path.stem, cache), "kgen_entry").counts())
-print(json.dumps([kgen.__file__, tvm_ffi.__file__, counts, sorted(sys.modules)]))
-"""
+found = [kgen.__file__, tvm_ffi.__file__, llguidance.__file__]
+print(json.dumps([found, llguidance.__version__, counts, sorted(sys.modules)]))
+""".replace("FORBIDDEN", repr(FORBIDDEN))
 
 
 def unpacked(kit: Path, base: Path) -> Path:
@@ -191,8 +201,9 @@ def test_an_unpacked_kit_loads_its_objects_with_nothing_but_torch_beside_it(kit:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert done.returncode == 0, done.stderr
-    own, ffi, counts, modules = json.loads(done.stdout.splitlines()[-1])
-    assert Path(own).is_relative_to(root) and Path(ffi).is_relative_to(root)
+    found, grammar, counts, modules = json.loads(done.stdout.splitlines()[-1])
+    assert all(Path(path).is_relative_to(root / "lib") for path in found)
+    assert grammar == metadata.version("llguidance")
     assert counts == [{}, {}]
     assert not [m for m in FORBIDDEN if m in modules]
 
@@ -218,6 +229,39 @@ def test_modules_in_a_kit_are_the_entries_import_closure() -> None:
     files = module_files()
     assert {"kgen/gates/kit_host.py", "kgen/gates/runner/decode_job.py", "kgen/serve/launch_counter.c"} <= set(files)
     assert not [f for f in files if "/builder/" in f or "/cli/" in f or "/proposers/" in f or "/loop/" in f]
+
+
+def test_data_that_a_package_needs_at_run_time_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "extra"
+    package.mkdir()
+    for name in ("__init__.py", "weights.safetensors", "helper.c", "log.jsonl", "page.md"):
+        (package / name).write_bytes(b"# " + name.encode())
+    monkeypatch.setattr(kgen, "__path__", [*kgen.__path__, str(tmp_path)])
+    files = module_files(["kgen.extra"])
+    wanted = ("__init__.py", "weights.safetensors", "helper.c")
+    assert {f for f in files if "/extra/" in f} == {f"kgen/extra/{name}" for name in wanted}
+
+
+def test_the_small_models_weights_are_carried_where_they_are() -> None:
+    there = trained_weights().is_file()
+    assert ("kgen/model/nano/weights.safetensors" in module_files()) is there
+
+
+def test_llguidance_comes_from_its_wheel_where_its_list_of_files_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {p.path: p.data for p in llguidance_pieces(tmp_path)}
+    assert {"lib/llguidance/__init__.py", "lib/llguidance/_tokenizer.py"} < set(whole)
+    assert any(path.endswith(".abi3.so") for path in whole) and any(path.endswith("/LICENSE") for path in whole)
+    assert not [p for p in whole if p.endswith(("/torch.py", "/numpy.py", "/hf.py", ".pyi", ".pyc"))]
+    folder = tmp_path / "wheels" / f"llguidance-{metadata.version('llguidance')}-py{HERE}"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "llguidance.whl", "w") as wheel:  # as if pip had fetched it
+        for path, data in whole.items():
+            wheel.writestr(path.removeprefix("lib/"), data)
+        wheel.writestr("llguidance/numpy.py", b"import numpy")
+    monkeypatch.setattr(metadata.Distribution, "files", property(lambda self: None))
+    assert {p.path: p.data for p in llguidance_pieces(tmp_path)} == whole
 
 
 def test_nothing_to_carry_or_a_broken_build_is_refused(tmp_path: Path) -> None:

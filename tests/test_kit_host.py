@@ -1,20 +1,26 @@
 """A kit at work: pieces of evidence, resuming, parts, failures; the gates themselves are put in by the test."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support import modeleval
 from support.kits import ARCH, CANDIDATE, KEY, OP, RUN, SERVED, Made, ledger_of, make, point
 
+from kgen.contract import Op
 from kgen.gates import kit_units
+from kgen.gates import modeleval as gate
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.ingest import Ledger, ingest
-from kgen.gates.kit_host import Host, Unsound, main, parse
-from kgen.gates.kit_results import deep_merge
-from kgen.gates.kit_units import GATE_NAMES, CarriedCandidate, Done, Runner, Unit
-from kgen.records import GateResult, Status, to_json
+from kgen.gates.kit_host import Host, Unsound, main, parse, say
+from kgen.gates.kit_results import EvidenceSet, deep_merge
+from kgen.gates.kit_units import GATE_NAMES, CarriedCandidate, Done, Runner, Unit, talking
+from kgen.records import GateResult, Status, from_json, to_json
+from kgen.store.signing import check
 
 BINS = (1, 2, 3, 4, 5, 8)
 
@@ -148,6 +154,43 @@ def test_a_gate_that_breaks_is_an_error_of_its_piece_only(info: dict[str, Any], 
     assert Host(tmp_path / "kit", info, args, ARCH, {**gates.table(), "model": broken}).gates() == 4
     assert gates.asked == [u for u in UNITS if u != "full-model-eval"]
     assert "RuntimeError: out of memory" in capsys.readouterr().out
+
+
+def test_the_model_gate_of_a_kit_leaves_evidence_that_says_what_it_measured(
+    info: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    builds = tuple(modeleval.stand("reordered", tokens).record for tokens in (4, 8))
+    mutants = tuple(modeleval.stand(m, 8, m).record for m in modeleval.MUTANTS)
+    info = {**info, "candidates": [to_json(CarriedCandidate(CANDIDATE, builds, mutants))]}
+
+    def model(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
+        return Done(
+            gate.run(
+                op, unit.artefacts, unit.mutants, cache=cache, deadline=deadline, device="cpu", say=say,
+                to_spec=modeleval.to_spec, running=modeleval.in_process, sizes=modeleval.only(tasks=(20, 4)),
+                checkpoint=modeleval.chain_checkpoint(), mark=modeleval.chain_mark,
+            )
+        )  # fmt: skip
+
+    out = tmp_path / "model.json"
+    args = parse(["--gates", "model", "--out", str(out), "--raw", str(tmp_path / "r.xz")])
+    assert Host(tmp_path / "kit", info, args, ARCH, {**Gates().table(), "model": model}).gates() == 0
+    (part,) = from_json(EvidenceSet, json.loads(out.read_text())).parts
+    assert check(part, KEY) and part.evidence.objects == {b.problem.key: b.object_sha256 for b in builds}
+    (result,) = part.evidence.results
+    assert (result.gate, result.code) == ("full-model-eval", "fullmodel.pass"), result.message
+    assert set(part.evidence.seeds) == {"weights", "tokens", "draws"}
+    assert {"judge", "stock nano", "candidate nano-random"} <= set(result.evidence["seconds"])
+    assert "candidate nano-random: " in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_the_gates_of_a_kit_skip_without_a_gpu(made: list[Made], tmp_path: Path) -> None:
+    said: list[str] = []
+    for short, runner in talking(said.append).items():
+        done = runner(OP, Unit(short, short, CANDIDATE, tuple(made)), tmp_path, 10.0)  # type: ignore[arg-type]
+        assert done.result.gate == GATE_NAMES[short] and done.result.code.endswith(".no_gpu")
+    assert set(talking(said.append)) == set(GATE_NAMES) and not said
 
 
 @pytest.mark.parametrize(

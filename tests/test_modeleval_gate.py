@@ -199,13 +199,13 @@ def test_a_model_that_answers_nothing_measures_no_tasks() -> None:
     assert "stock answers no task" in result.message
 
 
-def test_without_the_grammar_library_a_pass_says_what_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_grammar_library_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, GRAMMAR, raising=False)
     monkeypatch.setitem(sys.modules, "llguidance", None)  # as where it is not installed
     result = judge("reordered", sizes=only(constrained=(2, 4, 5)))
-    assert (result.status, result.code) == (Status.PASS, "fullmodel.pass")
-    assert result.message.endswith("not run: constrained nano+first2 t4 eager")
-    assert "not installed" in result.evidence["not_run"]["constrained nano+first2 t4 eager"]
+    assert (result.status, result.code) == (Status.ERROR, "fullmodel.incomplete")
+    needs = "constrained output needs llguidance, which is not installed"
+    assert result.message == f"constrained nano+first2 t4 eager: {needs}"
 
 
 def test_a_build_that_no_model_seats_is_an_error() -> None:

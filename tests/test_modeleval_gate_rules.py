@@ -302,12 +302,12 @@ def test_stock_outputs_that_do_not_parse_leave_no_baseline() -> None:
     assert structured(lambda item: item.answer, lambda item: (*item.answer[:-2], EOS)).unjudged
 
 
-def test_without_the_grammar_library_the_part_is_not_run() -> None:
+def test_without_the_grammar_library_the_part_cannot_be_judged() -> None:
     exercise = Exercise(CONSTRAINED, WAY, 16, 16, 64, (EAGER,))
-    record = Record(exercise.name, EAGER, {}, (), {"not_run": "needs llguidance"})
+    record = Record(exercise.name, EAGER, {}, (), {"lacks": "needs llguidance"})
     side = Left("done", "", {}, {(exercise.name, EAGER): record})
     found = rules_tokens.constrained(exercise, EAGER, side, side, SEEDS)
-    assert not found.breaches and found.numbers == {"not_run": "needs llguidance"}
+    assert not found.breaches and found.unjudged == (f"{exercise.name} {EAGER}: needs llguidance",)
 
 
 def counts(seed: int, tilt: float = 0.0, total: int = 262_144) -> dict[str, torch.Tensor]:

@@ -131,7 +131,7 @@ def constrained(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
     try:
         grammar = importlib.import_module(GRAMMAR)  # by name: no process of the gate needs the library for the rest
     except ImportError as error:
-        yield Done(mode, {}, [], {"not_run": f"constrained output needs {error.name}, which is not installed"})
+        yield Done(mode, {}, [], {"lacks": f"constrained output needs {error.name}, which is not installed"})
         return
     batches = questions(exercise, stage.seeds)
     longest = max(len(item.prompt) for items in batches for item in items)

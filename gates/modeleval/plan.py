@@ -19,8 +19,9 @@ prepare a batch, 2 s to profile it. Not yet measured.
     nano sampling     4,096 contexts, 64 draws from each, at two settings                            2
 
 So 40 s a side of a slice and 57 s in float64; 95 s of nano (stock 108) and 18 s; 25 s switched off, 15 s a mutant. One
-slice: 410 s of processes, three at a time 140 s. Two slices: 550 s, 185 s. `scaled` shrinks or grows what repeats; it
-leaves what a claim needs (contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone.
+slice: 410 s of processes, five at a time 110 s. Two slices: 550 s, 120 s; and the judge. What a run really took is in
+its evidence under `seconds`, by process and exercise. `scaled` shrinks or grows what repeats; it leaves what a claim
+needs (contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone.
 
 Eager and captured: forced, filled, drift and verify run both ways; what takes thousands of steps runs captured only, in
 batches whose eager runs the forced exercises compare. Launches are counted in every batch; the profiler cross-checks

@@ -127,8 +127,8 @@ def _marks(exercise: Exercise, mode: str, candidate: Left, stock: Left, seeds: S
 def constrained(exercise: Exercise, mode: str, candidate: Left, stock: Left, seeds: Seeds) -> Finding:
     """Every finished output parses and has the schema's keys and types; as many finish as with stock."""
     mine, theirs = candidate.of(exercise, mode), stock.of(exercise, mode)
-    if "not_run" in mine.words or "not_run" in theirs.words:
-        return Finding((), {"not_run": mine.words.get("not_run") or theirs.words["not_run"]})
+    if lacks := mine.words.get("lacks") or theirs.words.get("lacks"):
+        return Finding((), {}, (f"{exercise.name} {mode}: {lacks}",))
     if broken := int(mine.tensors["not_finite"]):
         return Finding((_not_finite(exercise, mode, broken),), {"not_finite": broken})
     items = [item for batch in questions(exercise, seeds) for item in batch]
