@@ -1,6 +1,7 @@
 """`cvt` between scalar types: integers of 8 to 64 bits, f16, bf16, f32, f64, and tf32 from f32.
 
 Float to integer clamps to the range of the type; NaN gives 0, or the top bit alone for f64 sources and 64-bit results.
+Float to float: where PTX leaves the bits of a NaN open they are what an H200 gives (from and to f64: sign and payload).
 A result is of its own width: `record.fit` extends it to a wider register. Packed conversions are in `packed`.
 """
 
@@ -11,7 +12,20 @@ import numpy as np
 
 from kgen.gates.ptx.arith import exact64
 from kgen.gates.ptx.arith.floats import canonical, rectified, saturated
-from kgen.gates.ptx.arith.formats import BF16, F16, F32, F64, FORMATS, TF32, decode, encode, floats32, flush, is_nan
+from kgen.gates.ptx.arith.formats import (
+    BF16,
+    F16,
+    F64,
+    FORMATS,
+    QUIET,
+    TF32,
+    decode,
+    encode,
+    floats32,
+    flush,
+    is_nan,
+    quiet64,
+)
 from kgen.gates.ptx.arith.record import (
     SIGNED,
     UNSIGNED,
@@ -97,14 +111,23 @@ def narrow(bits: Array, source: str, into: str, rounding: str, satfinite: bool =
             with np.errstate(all="ignore"):
                 code = bits.view(np.float32).astype(np.float16).view(np.uint16)
             return np.where(is_nan(bits, "f32"), np.uint16(F16.nan), code)
-    return encode(decode(bits, source), FORMATS[into], rounding, satfinite)
+    result = encode(decode(bits, source), FORMATS[into], rounding, satfinite)
+    return np.where(is_nan(bits, "f64"), _short_nan(bits, into), result) if source == "f64" else result
+
+
+def _short_nan(bits: Array, into: str) -> Array:
+    """A NaN of f64 in a shorter format: sign and upper payload, quiet."""
+    form = FORMATS[into]
+    payload = (bits & np.uint64((1 << 52) - 1) | QUIET) >> np.uint64(52 - form.fraction)
+    sign = (bits >> np.uint64(63)) << np.uint64(form.bits - 1)
+    return (sign | np.uint64(form.infinity or 0) | payload).astype(UNSIGNED[form.bits])
 
 
 def widen(bits: Array, source: str, into: str) -> Array:
-    """Floats to a float type that holds them; NaN canonical."""
+    """Floats to a float type that holds them; NaN canonical from f16 to f32, else with its payload."""
     with np.errstate(all="ignore"):
         if into == "f64":
-            return canonical(decode(bits, source))
+            return quiet64(decode(bits, source).view(np.uint64))
         if source == "bf16":
             return bits.astype(np.uint32) << np.uint32(16)
         return canonical(floats32(bits, source))
@@ -114,7 +137,14 @@ def whole(bits: Array, kind: str, rounding: str) -> Array:
     """Floats rounded to whole numbers of the same type; the sign of zero stays."""
     with np.errstate(all="ignore"):
         x = WHOLE[rounding](decode(bits, kind))
-    return canonical(x) if kind == "f64" else encode(x, FORMATS[kind])
+    return (
+        np.where(is_nan(bits, "f64"), quiet64(bits), x.view(np.uint64)) if kind == "f64" else encode(x, FORMATS[kind])
+    )
+
+
+def one_nan(bits: Array, kind: str) -> Array:
+    """Every NaN the canonical one."""
+    return np.where(is_nan(bits, kind), bits.dtype.type(FORMATS[kind].nan), bits)
 
 
 def _finish(bits: Array, kind: str, ftz: bool, sat: bool) -> Array:
@@ -124,13 +154,16 @@ def _finish(bits: Array, kind: str, ftz: bool, sat: bool) -> Array:
 
 def _between(source: str, into: str, rounding: str, ftz: bool, sat: bool) -> Function:
     def run(a: Array) -> tuple[Array, ...]:
-        a = flush(a) if ftz and source == "f32" else a
+        if ftz and source == "f32":
+            a = one_nan(flush(a), "f32")
         if rounding in WHOLE:
             result = whole(a, source, rounding)
         elif source == into:
-            result = a
+            result = one_nan(a, into) if into in ("f16", "bf16") else a
         else:
             result = narrow(a, source, into, rounding) if rounding else widen(a, source, into)
+        if ftz and source == "bf16":
+            result = one_nan(result, into)
         return (_finish(result, into, ftz, sat),)
 
     return run
@@ -149,7 +182,6 @@ def _bounded(into: str, rounding: str, relu: bool, satfinite: bool) -> Function:
 def to_tf32(a: Array, rounding: str, satfinite: bool, relu: bool) -> Array:
     """f32 to tf32 in the upper 19 bits."""
     result = encode(decode(a, "f32"), TF32, rounding, satfinite) << np.uint32(13)
-    result = np.where(is_nan(a, "f32"), np.uint32(F32.nan), result)
     return rectified(result, "f32") if relu else result
 
 

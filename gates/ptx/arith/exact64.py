@@ -26,6 +26,8 @@ def split(bits: int) -> tuple[int, int]:
 
 def rounded(value: int, exponent: int, rounding: str, sticky: bool = False) -> int:
     """Code nearest to value * 2^exponent (its magnitude a bit more with `sticky`); an exact zero is +0."""
+    if value == 0:
+        return 0
     negative, magnitude = value < 0, abs(value)
     magnitude, exponent = magnitude << 2 | sticky, exponent - 2
     shift = max(magnitude.bit_length() - FRACTION - 1, LEAST - exponent)

@@ -1,8 +1,8 @@
 """Arithmetic of f32, f16, bf16 (also x2, and f32 with narrow operands) and f64: add, sub, mul, fma, div, rcp, sqrt.
 
-One rounding per instruction, subnormals kept unless `.ftz`, NaN results canonical (0x7fffffff, 0x7fff). f64 results
-that are NaN are 0x7ff8000000000000: PTX leaves their payload open. Not here: approximate forms (`approximate`),
-`fma.oob`.
+One rounding per instruction, subnormals kept unless `.ftz`, NaN results canonical (0x7fffffff, 0x7fff). PTX leaves
+the payload of f64 NaN open; here it is what an H200 gives: that of one NaN operand, made quiet, or
+0xfff8000000000000. Not here: approximate forms (`approximate`), `fma.oob`.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from kgen.gates.ptx.arith import exact64
 from kgen.gates.ptx.arith.formats import (
     F32,
     FORMATS,
+    QUIET,
     decode,
     encode,
     floats32,
@@ -47,12 +48,10 @@ def rectified(bits: Array, kind: str) -> Array:
 
 
 def canonical(result: Array) -> Array:
-    """float32 or float64 results as bits, every NaN the canonical one."""
+    """float32 results as bits, every NaN the canonical one."""
     nan = result != result
-    bits = result.view(np.uint32 if result.dtype == np.float32 else np.uint64)
-    if nan.any():
-        bits = np.where(nan, bits.dtype.type(F32.nan if bits.dtype == np.uint32 else FORMATS["f64"].nan), bits)
-    return bits
+    bits: Array = result.view(np.uint32)
+    return np.where(nan, NAN32, bits) if nan.any() else bits
 
 
 def fused32(a: Array, b: Array, c: Array) -> Array:
@@ -144,14 +143,24 @@ def function16(op: str, kind: str, ftz: bool, sat: bool, relu: bool) -> Function
     return run
 
 
+def _payload(operands: tuple[Array, ...]) -> Array:
+    """The NaN of an f64 instruction: the second operand's before the third's before the first's, else the default."""
+    nan: Array = np.full(1, FORMATS["f64"].nan, np.uint64)
+    for operand in (operands[0], *operands[:0:-1]):
+        nan = np.where(is_nan(operand, "f64"), operand | QUIET, nan)
+    return nan
+
+
 def function64(op: str, rounding: str) -> Function:
     """An f64 instruction."""
 
     def run(*operands: Array) -> tuple[Array, ...]:
         if rounding == "rn" and op != "fma":
             with np.errstate(all="ignore"):
-                return (canonical(NATIVE[op](*(a.view(np.float64) for a in operands))),)
-        return (exact64.lanes(EXACT[op], rounding, operands),)
+                result = NATIVE[op](*(a.view(np.float64) for a in operands)).view(np.uint64)
+        else:
+            result = exact64.lanes(EXACT[op], rounding, operands)
+        return (np.where(is_nan(result, "f64"), _payload(operands), result),)
 
     return run
 

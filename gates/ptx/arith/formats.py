@@ -14,6 +14,7 @@ from kgen.gates.ptx.arith.record import UNSIGNED, Array
 
 SIGN64 = np.uint64(1 << 63)
 INFINITY64 = np.uint64(0x7FF << 52)
+QUIET = np.uint64(1 << 51)
 ROUNDINGS = ("rn", "rz", "rm", "rp", "rna")
 
 
@@ -46,7 +47,7 @@ E5M2 = Format(8, 2, -14, 0x7B, 0x7C, 0x7F)
 E2M3 = Format(6, 3, 0, 0x1F, None, 0x1F)
 E3M2 = Format(6, 2, -2, 0x1F, None, 0x1F)
 E2M1 = Format(4, 1, 0, 0x7, None, 0x7)
-F64 = Format(64, 52, -1022, 0x7FEF << 48 | (1 << 48) - 1, 0x7FF << 52, 0x7FF8 << 48)  # codes only: never encoded to
+F64 = Format(64, 52, -1022, 0x7FEF << 48 | (1 << 48) - 1, 0x7FF << 52, 0xFFF8 << 48)  # codes only: never encoded to
 FORMATS = {"f64": F64, "f32": F32, "f16": F16, "bf16": BF16, "tf32": TF32}
 SMALL = {"e4m3": E4M3, "e5m2": E5M2, "e2m3": E2M3, "e3m2": E3M2, "e2m1": E2M1}
 
@@ -88,6 +89,11 @@ def is_nan(bits: Array, kind: str) -> Array:
     form = FORMATS[kind]
     magnitude: Array = bits & bits.dtype.type((1 << (form.bits - 1)) - 1)
     return np.asarray(magnitude > bits.dtype.type(form.infinity or 0))
+
+
+def quiet64(bits: Array) -> Array:
+    """f64 registers with every NaN quiet: sign and payload stay."""
+    return np.where(is_nan(bits, "f64"), bits | QUIET, bits)
 
 
 def flush(bits: Array, kind: str = "f32") -> Array:

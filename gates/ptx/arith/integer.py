@@ -1,7 +1,6 @@
 """Integer arithmetic: add, sub, mul, mad, mul24, mad24, sad, div, rem, abs, neg, min, max, carries, dp4a, dp2a.
 
-Where PTX leaves a result open (division by zero), this gives what an H200 does: all ones as quotient, the dividend as
-remainder.
+Where PTX leaves a result open (division by zero), this gives what an H200 does: all ones, quotient and remainder.
 """
 
 from collections.abc import Callable
@@ -93,11 +92,11 @@ def quotient(a: Array, b: Array, kind: str) -> Array:
 
 
 def remainder(a: Array, b: Array, kind: str) -> Array:
-    """a - b * quotient, of the sign of a; a itself for b = 0."""
+    """a - b * quotient, of the sign of a; all ones for b = 0."""
     rest = _magnitude(a, kind) % np.maximum(_magnitude(b, kind), a.dtype.type(1))
     if is_signed(kind):
         rest = _negated(rest, typed(a, kind) < 0)
-    return np.where(b == 0, a, rest)
+    return np.asarray(np.where(b == 0, ~a.dtype.type(0), rest))
 
 
 def _absolute_difference(a: Array, b: Array, c: Array, kind: str) -> Array:

@@ -1,7 +1,7 @@
 """Float instructions that choose or edit bits instead of rounding: min, max, abs, neg, copysign, testp.
 
-A NaN result of min, max, abs and neg is canonical where the type has one (f16, bf16, f32); f64 keeps its payload in
-abs and neg, which only touch the sign.
+A NaN result of min, max, abs and neg is canonical for f16, bf16 and f32; f64 keeps sign and payload and makes it quiet
+(what PTX leaves open here is what an H200 does).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kgen.gates.ptx.arith.formats import FORMATS, flush, is_nan
+from kgen.gates.ptx.arith.formats import FORMATS, QUIET, flush, is_nan
 from kgen.gates.ptx.arith.record import UNSIGNED, Array, Entries, Function, Pure, halves, joined, width
 
 KINDS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64")
@@ -38,7 +38,7 @@ def _pick(a: Array, b: Array, kind: str, larger: bool, with_nan: bool, cross: bo
     chosen = np.where((first & ~a_nan) | b_nan, a, b)
     if cross:
         chosen = chosen | crossed
-    return np.where((a_nan | b_nan) if with_nan else (a_nan & b_nan), nan, chosen)
+    return np.where((a_nan | b_nan) if with_nan else (a_nan & b_nan), b | QUIET if kind == "f64" else nan, chosen)
 
 
 def _elementwise(kind: str, ftz: bool, function: Callable[..., Array]) -> Function:
@@ -97,7 +97,8 @@ def _changed_sign(kind: str, negate: bool) -> Callable[[Array], Array]:
 
     def run(a: Array) -> Array:
         result: Array = a ^ sign if negate else a & ~sign
-        return result if element == "f64" else np.where(is_nan(a, element), a.dtype.type(FORMATS[element].nan), result)
+        nan = a | QUIET if element == "f64" else a.dtype.type(FORMATS[element].nan)
+        return np.where(is_nan(a, element), nan, result)
 
     return run
 
@@ -111,7 +112,7 @@ def _tests(bits: Array, kind: str, test: str) -> Array:
         "infinite": lambda: magnitude == infinity,
         "number": lambda: magnitude <= infinity,
         "notanumber": lambda: magnitude > infinity,
-        "normal": lambda: (magnitude < infinity) & (magnitude >= least),
+        "normal": lambda: (magnitude < infinity) & ((magnitude >= least) | (magnitude == 0)),
         "subnormal": lambda: (magnitude < least) & (magnitude > 0),
     }
     return tests[test]()

@@ -48,7 +48,7 @@ def lookup(opcode: str, modifiers: tuple[str, ...], operands: int | None = None)
     `operands`: how many sources the text has, where that matters (`min` and `max` take three on newer targets).
     """
     key = opcode, modifiers
-    pure = table().get(key)
+    pure = table().get(key) or triples().get(key)
     if pure is None or operands is None or operands == len(pure.operands):
         return pure
     return triples().get(key) if operands == 3 else None
