@@ -176,7 +176,7 @@ TASKS: Mapping[str, Task] = {
     "recall": Task(_recall, 36, LONGEST, 512),
     "copy": Task(_copy, 8, 2 * MOST_COPIED + 4, 128),
     "modular": Task(_modular, 18, 8 * MOST_STEPS + 2, 128),
-    "brackets": Task(_brackets, 12, MOST_BRACKETS + DEEPEST + 4, 96),
+    "brackets": Task(_brackets, 12, MOST_BRACKETS + DEEPEST + 4, 64),
     "json": Task(_json, 48, 256, 192),
 }
 LONG_CONTEXT = 16384  # length of the long recall items

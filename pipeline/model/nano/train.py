@@ -250,7 +250,7 @@ def _start(training: Training) -> None:
         training.stop = True
 
     signal.signal(signal.SIGTERM, ask)
-    run = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(training.run).items()}
+    run = {key: value.name if isinstance(value, Path) else value for key, value in asdict(training.run).items()}
     device = torch.cuda.get_device_name() if training.run.device.startswith("cuda") else platform.processor()
     versions = {"kgen": __version__, "torch": torch.__version__, "python": platform.python_version()}
     size = sum(p.numel() for p in training.model.parameters())
