@@ -118,8 +118,8 @@ def status(kernels: SetOption = "", json: JsonOption = False) -> None:
     old = [_again(place.path, manifest, promotion) for promotion in stale_promotions(rows)]
     if json:
         listed = [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in rows]
-        head = {"schema": "kgen.status/1", "set": str(place.path), "seq": manifest.seq, "stale": old}
-        output.emit({**head, "points": listed})
+        document = {"schema": "kgen.status/1", "set": str(place.path), "seq": manifest.seq, "stale": old}
+        output.emit({**document, "points": listed})
         return
     if not rows:
         output.data(f"{place.path}: no kernel is promoted; every op is served by its stock version")
