@@ -256,6 +256,6 @@ def place(m: "Machine", target: Target, position: int) -> tuple[str, tuple[int, 
     if target.tensor is not None:
         return target.tensor.name, target.tensor.index(int(target.offsets[position])), address
     if target.region is not None:
-        return "shared", (address & ((1 << RANK_BITS) - 1),), address
+        return "shared", ((address & ((1 << RANK_BITS) - 1)) - SHARED_START,), address
     tensor, offset = m.space.at(address) if address >> ADDRESS_BITS else (None, 0)
     return (tensor.name, tensor.index(offset), address) if tensor else ("", (), address)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kgen.gates.ptx import flow
+from kgen.gates.ptx import flow, overflow
 from kgen.gates.ptx.memory import Space
 from kgen.gates.ptx.plan import Decoder, Ended, Plan, Step, UnsupportedError
 from kgen.gates.ptx.steps import atomic, control, copy, matrix, memory, order, register, sync, warp, wgmma
@@ -62,6 +62,10 @@ def step(d: Decoder, i: Instruction) -> Step:
         raise PtxError(i.line, f"{i.name} is not written in full ({error})") from error
     if made is None:
         raise UnsupportedError(i)
+    if d.at in d.indexes and i.opcode in overflow.CARRIES:
+        made = overflow.watch(d, i, d.indexes[d.at], made)
+    elif overflow.addresses(i):
+        made = overflow.guard(d, i, made)
     return made if i.guard is None or i.opcode == "bra" else _guarded(d, i, made)
 
 
@@ -85,6 +89,7 @@ def _guarded(d: Decoder, i: Instruction, body: Step) -> Step:
 
 def plan(module: Module, entry: Entry, space: Space) -> Plan:
     d = Decoder(module, entry, space)
+    d.indexes = overflow.watched(entry)
     steps = []
     for at, instruction in enumerate(entry.instructions):
         d.at = at

@@ -104,6 +104,7 @@ class Machine:
         self.fenced: dict[int, Array] = {}  # warp -> what it knew at its last fence
         self.heard: dict[int, Array] = {}  # warp -> what strong reads told it, for its next fence
         self.sync: dict[tuple[int, int], Array] = {}  # (block, offset) -> what releases there told
+        self.marks: dict[int, Array] = {}  # register -> lanes whose index arithmetic wrapped around
         self.waited = np.zeros(self.lanes.rows, np.bool_)
         self.pc, self.mutations = 0, 0
         self._clock = 0

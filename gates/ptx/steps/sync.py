@@ -133,7 +133,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
     """arrive[_drop][.expect_tx][.noComplete] [state,] [address] [, count or bytes]."""
     operands = list(i.operands)
     state = -1
-    if is_sink(operands[0]) or len(operands) > 1 and not hasattr(operands[0], "base"):
+    if is_sink(operands[0]) or (len(operands) > 1 and not hasattr(operands[0], "base")):
         first = operands.pop(0)
         state = d.number(first, i)
     address, space = d.address(operands[0], i), _space(i)
