@@ -49,6 +49,9 @@ class Clocks:
         self.columns = columns
         self.vc = np.zeros((lanes.rows, columns), np.uint32)
         self._at = np.arange(lanes.rows)
+        # cp.async copies that a warp has waited for since its lanes were last in step: each lane knows its own
+        self.copies = np.zeros(lanes.rows, np.int64)  # ... known to all lanes before that wait
+        self.wait_clock = np.zeros(lanes.rows, np.int64)  # the warp's clock at that wait
         self.vc[self._at, self.own - self.first] = 1
         self._stamp: Array | None = None
 
@@ -73,23 +76,50 @@ class Clocks:
         found = self._stamp if len(index) == len(self._stamp) else self._stamp[index]
         return found | (np.uint64(scope) << SCOPE) if scope else found
 
-    def agent_stamps(self, agents: Array, clocks: Array) -> Array:
-        """Stamps of what agents other than warps do (lane: none)."""
-        lane = np.uint64(NO_LANE) << LANE
+    def agent_stamps(self, agents: Array, clocks: Array, lanes: Array | int = NO_LANE) -> Array:
+        """Stamps of what agents other than warps do, for the lane that asked for it (none: of every lane)."""
+        lane = np.asarray(lanes).astype(np.uint64) << LANE
         return (agents.astype(np.uint64) << AGENT) | lane | clocks.astype(np.uint64)
+
+    def waited(self, rows: Array, counts: Array) -> None:
+        """The lanes of some warps know their cp.async copies up to a count each."""
+        column = self.local(rows, 1)
+        clock = self.vc[rows, self.local(rows, 0)].astype(np.int64)
+        first = self.wait_clock[rows] != clock  # the first wait since the lanes were in step
+        known = self.vc[rows, column]
+        self.copies[rows] = np.where(first, known, self.copies[rows])
+        self.wait_clock[rows] = clock
+        self.vc[rows, column] = np.maximum(known, counts)
 
     def ordered(self, stamps: Array, index: Array) -> Array:
         """Whether each access comes before what the lane at `index` does now. `stamps`: (n, k)."""
         row = self.lanes.row[index][:, None]
-        agent = (stamps >> AGENT).astype(np.int64)
+        agent = (stamps >> AGENT).view(np.int64)
         column = agent - self.first[row]
         inside = (column >= 0) & (column < self.columns - 1)
-        seen = self.vc[row, np.where(inside, column, 0)]
+        everywhere = bool(inside.all())
+        seen = np.take(
+            self.vc.reshape(-1), row * self.columns + (column if everywhere else np.where(inside, column, 0))
+        )
         mine = agent == self.own[row]
-        before = seen >= (stamps & CLOCK_MASK).astype(np.int64) + mine
-        same = mine & (((stamps >> LANE) & LANE_MASK).astype(np.int64) == self.lanes.lane[index][:, None])
-        found: Array = (inside & before) | same | (stamps == 0)
+        clock = (stamps & CLOCK_MASK).view(np.int64)
+        found: Array = seen >= clock + mine
+        if self.wait_clock.any():
+            found &= ~self._fresh(row, agent, clock, stamps, index)
+        if not everywhere:
+            found &= inside
+        if not found.all():
+            found |= mine & (((stamps >> LANE) & LANE_MASK).view(np.int64) == self.lanes.lane[index][:, None])
+            found |= stamps == 0
         return found if not self.blind else found | ~inside
+
+    def _fresh(self, row: Array, agent: Array, clock: Array, stamps: Array, index: Array) -> Array:
+        """Copies of another lane of the same warp that only that lane has waited for."""
+        now = self.vc[row, self.local(row, 0)].astype(np.int64)
+        copied = (agent == self.own[row] + self.warps) & (self.wait_clock[row] == now) & (clock > self.copies[row])
+        lane = ((stamps >> LANE) & LANE_MASK).view(np.int64)
+        found: Array = copied & (lane != self.lanes.lane[index][:, None])
+        return found
 
     # -- what warps learn
 

@@ -223,6 +223,8 @@ class Machine:
                     mark = now
             else:
                 idle, seen = 0, self.mutations
+            if not self.ready.others:
+                self.mbarriers.land()
             picked = self.ready.pick()
             if picked is None:
                 return self._stuck()

@@ -29,6 +29,7 @@ class Mbarriers:
         self.phase = np.zeros(shape, np.int64)
         self._known: dict[int, Array] = {}  # slot -> (CTAs, columns), of the phase that is open
         self._done: dict[int, Array] = {}  # ... of the phases that are complete
+        self._flying: list[tuple[Array, Array, Array]] = []  # CTA, slot, bytes
         self._parked: list[tuple[int, Array, Array, Array, Array]] = []  # pc, lanes, CTA, slot, phase to complete
 
     def locate(self, space: str, addresses: Array, index: Array, fresh: bool = False) -> tuple[Array, Array, Array]:
@@ -109,7 +110,20 @@ class Mbarriers:
         np.subtract.at(self._expected, (cta, slot), 1)
 
     def complete(self, cta: Array, slot: Array, count: Array) -> None:
-        """Bytes of an asynchronous copy have landed."""
+        """Bytes of an asynchronous copy have landed; with an odd seed not before somebody has to wait for them."""
+        if self._m.run.seed % 2:
+            self._flying.append((cta, slot, count))
+        else:
+            self._land(cta, slot, count)
+
+    def land(self) -> bool:
+        """Lets all copies land that are under way. False when there are none."""
+        flying, self._flying = self._flying, []
+        for copy in flying:
+            self._land(*copy)
+        return bool(flying)
+
+    def _land(self, cta: Array, slot: Array, count: Array) -> None:
         np.subtract.at(self._bytes, (cta, slot), count.astype(np.int64))
         self.settle()
 

@@ -116,6 +116,8 @@ class Region:
     ) -> Conflict | None:
         if not found.any():
             return None
+        if found.shape[1] > 1 and (found == found[:, :1]).all():  # written by one access: judged once
+            found = found[:, :1]
         bad = ~clocks.ordered(found, index)
         if not bad.any():
             return None

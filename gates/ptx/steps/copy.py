@@ -74,7 +74,7 @@ def _copy(d: Decoder, i: Instruction) -> Step:
         else:
             values = _filled(m, g, addresses, some(m, g).astype(np.int64), size)
         agents = (m.clocks.own + m.lanes.warps)[m.lanes.row[g.index]]
-        stamps = m.clocks.agent_stamps(agents, m.commits[g.index] + 1)
+        stamps = m.clocks.agent_stamps(agents, m.commits[g.index] + 1, m.lanes.lane[g.index])
         for target in resolve(m, "shared", to(m, g), g.index, size, True):
             at = slice(None) if target.at is None else target.at
             put(m, target, size, values[at], 0, stamps[at])
@@ -124,6 +124,9 @@ def _landed(m: "Machine", g: Group, commits: Array, allowed: int, kind: int) -> 
     known = np.full(m.lanes.count, np.iinfo(np.int64).max)
     known[g.index] = commits[g.index] - allowed
     least = np.maximum(known.reshape(-1, WARP).min(axis=1)[rows], 0).astype(np.uint32)
+    if kind == 1:
+        m.clocks.waited(rows, least)
+        return
     column = m.clocks.local(rows, kind)
     m.clocks.vc[rows, column] = np.maximum(m.clocks.vc[rows, column], least)
 
