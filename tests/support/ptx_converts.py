@@ -87,7 +87,11 @@ def _scalar(modifiers: tuple[str, ...]) -> Callable[[int], int]:
         if sat:
             if number.size == "nan" or number.sign:
                 return 0
-            return result if isinstance(number.size, Fraction) and number.size <= 1 else write(Number(0, Fraction(1)), into)
+            return (
+                result
+                if isinstance(number.size, Fraction) and number.size <= 1
+                else write(Number(0, Fraction(1)), into)
+            )
         return 0 if relu and number.sign and number.size != "nan" else result
 
     return run
@@ -97,6 +101,8 @@ def _tf32(modifiers: tuple[str, ...]) -> Lane:
     convert = _scalar(modifiers)
 
     def run(a: int) -> tuple[int, ...]:
+        if modifiers[0] == "rna" and "satfinite" not in modifiers and read(a, "f32").size == "nan":
+            return (a >> 13 << 13,)  # seen on an H200
         return (convert(a) << 13,)
 
     return run

@@ -9,7 +9,23 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from support.ptx_integers import BOOLEAN, Lane, mask, packed, parts, value
-from support.ptx_numbers import CANONICAL, NAN, Number, bits_of, flushed, product, quotient, read, root, signed, total, write
+from support.ptx_numbers import (
+    CANONICAL,
+    LAYOUT,
+    Number,
+    bias,
+    bits_of,
+    exponent_of,
+    flushed,
+    product,
+    quotient,
+    read,
+    root,
+    signed,
+    to_multiple,
+    total,
+    write,
+)
 
 MODES = ("rn", "rz", "rm", "rp")
 FORMS = ("f16", "bf16", "f32", "f64")
@@ -43,10 +59,9 @@ def quiet(code: int) -> int:
     return code | 1 << 51
 
 
-def _payload(codes: tuple[int, ...]) -> int:
-    """Which NaN an f64 instruction gives, as seen on an H200: of b, else c, else a; or the default."""
-    by_rank = codes[1:] + codes[:1]
-    return next((quiet(c) for c in by_rank if read(c, "f64").size == "nan"), 0xFFF8 << 48)
+def _payload(ranked: tuple[int, ...]) -> int:
+    """Which NaN an f64 instruction gives, as seen on an H200: the first one there is, or the default."""
+    return next((quiet(c) for c in ranked if read(c, "f64").size == "nan"), 0xFFF8 << 48)
 
 
 def _arithmetic(opcode: str, modifiers: tuple[str, ...]) -> Lane:
@@ -61,8 +76,13 @@ def _arithmetic(opcode: str, modifiers: tuple[str, ...]) -> Lane:
             codes = tuple(flushed(c, form) for c in codes)
         numbers = [read(c, k) for c, k in zip(codes, kinds, strict=True)]
         if form == "f64" and _exact(opcode, numbers, mode).size == "nan":
-            return (_payload(codes),)
-        return (_finished(write(_exact(opcode, numbers, mode), form, mode), form, modifiers),)
+            return (_payload(codes if opcode == "div" else codes[1:] + codes[:1]),)
+        exact = _exact(opcode, numbers, mode)
+        if "ftz" in modifiers and isinstance(exact.size, Fraction) and exact.size:
+            step = Fraction(2) ** (exponent_of(exact.size) - LAYOUT[form][1])
+            if to_multiple(exact.size, step, exact.sign, mode) < Fraction(2) ** (1 - bias(form)):
+                exact = exact._replace(size=Fraction(0))
+        return (_finished(write(exact, form, mode), form, modifiers),)
 
     return run
 
@@ -112,7 +132,7 @@ def _sign(opcode: str, modifiers: tuple[str, ...]) -> Lane:
 def _tested(test: str, form: str) -> Lane:
     def run(a: int) -> tuple[int, ...]:
         size = read(a, form).size
-        subnormal = isinstance(size, Fraction) and 0 < size and flushed(a, form) != a
+        subnormal = isinstance(size, Fraction) and size > 0 and flushed(a, form) != a
         return (
             int(
                 {
@@ -227,7 +247,9 @@ def define(opcode: str, modifiers: tuple[str, ...]) -> Lane | None:
     if opcode == "copysign":
         top = bits_of(last) - 1
         return lambda a, b: (a >> top << top | b & mask(top),)
-    return _arithmetic(opcode, modifiers) if opcode in ("add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt") else None
+    return (
+        _arithmetic(opcode, modifiers) if opcode in ("add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt") else None
+    )
 
 
 def approximation(opcode: str) -> Callable[..., float]:

@@ -67,15 +67,16 @@ def _arithmetic(opcode: str, kind: str) -> Lane | None:
         "clz": lambda a: bits - a.bit_length(),
         "brev": lambda a: int(f"{a:0{bits}b}"[::-1], 2),
         "mov": lambda a: a,
-        "bfe": lambda a, p, n: _field(a & mask(bits), p & 255, n & 255, kind),
-        "bfi": lambda a, b, p, n: _put(a, b, p & 255, n & 255, bits),
-        "fns": lambda m, b, o: _nth(m, b, value(o, "s32")),
     }
     if opcode in ("shl", "shr"):
         shift = (lambda a, n: a << n) if opcode == "shl" else (lambda a, n: a >> n)
         return lambda a, n: (shift(value(a, kind), min(n, bits)) & mask(bits),)
-    if opcode in ("bfe",):
+    if opcode == "bfe":
         return lambda a, p, n: (_field(a, p & 255, n & 255, kind),)
+    if opcode == "bfi":
+        return lambda a, b, p, n: (_put(a, b, p & 255, n & 255, bits),)
+    if opcode == "fns":
+        return lambda m, b, o: (_nth(m, b, value(o, "s32")),)
     if opcode == "bfind":
         return lambda a: (_highest(value(a, kind)),)
     return wrap(simple[opcode]) if opcode in simple else None
@@ -245,7 +246,9 @@ def define(opcode: str, modifiers: tuple[str, ...]) -> Lane | None:
     if opcode in other:
         return other[opcode]()
     if opcode == "bfind" and modifiers[0] == "shiftamt":
-        return lambda a: ((mask(32) if _highest(value(a, last)) == mask(32) else int(last[1:]) - 1 - _highest(value(a, last))),)
+        return lambda a: (
+            (mask(32) if _highest(value(a, last)) == mask(32) else int(last[1:]) - 1 - _highest(value(a, last))),
+        )
     if opcode in ("not", "mov") and last in ("pred", "f32", "f64", "b128"):
         return lambda a: (1 - a if opcode == "not" else a,)
     return _arithmetic(opcode, last) if len(modifiers) == 1 and INTEGER.match(last) else None

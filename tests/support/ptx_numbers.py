@@ -29,7 +29,15 @@ LAYOUT = {  # exponent bits, fraction bits
     "e2m3": (2, 3),
     "e2m1": (2, 1),
 }
-CANONICAL = {"f64": 0x7FF8 << 48, "f32": 0x7FFFFFFF, "tf32": 0x3FFFF, "bf16": 0x7FFF, "f16": 0x7FFF, "e5m2": 0x7F, "e4m3": 0x7F}
+CANONICAL = {
+    "f64": 0x7FF8 << 48,
+    "f32": 0x7FFFFFFF,
+    "tf32": 0x3FFFF,
+    "bf16": 0x7FFF,
+    "f16": 0x7FFF,
+    "e5m2": 0x7F,
+    "e4m3": 0x7F,
+}
 LARGEST = {"e4m3": Fraction(448), "e3m2": Fraction(28), "e2m3": Fraction(15, 2), "e2m1": Fraction(6)}
 TWO = Fraction(2)
 

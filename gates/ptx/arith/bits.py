@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from kgen.gates.ptx.arith.record import SIGNED, UNSIGNED, Array, Entries, Function, Pure, halves, joined, typed, width
+from kgen.gates.ptx.arith.record import UNSIGNED, Array, Entries, Function, Pure, halves, joined, typed, width
 
 WORD, FULL = np.uint32(32), np.uint32(0xFFFFFFFF)
 MOVED = ("pred", "b16", "b32", "b64", "b128", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64")
@@ -125,13 +125,35 @@ def _reversed(a: Array) -> Array:
     return value
 
 
+PAIRED: tuple[Callable[[Array, Array], Array], ...] = (  # functions of two bits by their table, (1, 1) the top bit
+    lambda b, c: np.zeros_like(b & c),
+    lambda b, c: ~(b | c),
+    lambda b, c: ~b & c,
+    lambda b, c: ~b | (c & ~c),
+    lambda b, c: b & ~c,
+    lambda b, c: ~c | (b & ~b),
+    lambda b, c: b ^ c,
+    lambda b, c: ~(b & c),
+    lambda b, c: b & c,
+    lambda b, c: ~(b ^ c),
+    lambda b, c: c | (b & ~b),
+    lambda b, c: ~b | c,
+    lambda b, c: b | (c & ~c),
+    lambda b, c: b | ~c,
+    lambda b, c: b | c,
+    lambda b, c: ~np.zeros_like(b & c),
+)
+
+
 def looked_up(a: Array, b: Array, c: Array, table: Array) -> Array:
-    """`lop3`: bit i of the result is bit (a_i b_i c_i) of the table."""
-    result = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape, table.shape), np.uint32)
-    for row in range(8):
-        term = (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
-        result |= np.where((table >> np.uint32(row)) & np.uint32(1) != 0, term, np.uint32(0))
-    return result
+    """`lop3`: bit i of the result is bit (a_i b_i c_i) of the table, which is an immediate: one for all lanes."""
+    code = int(table.flat[0])
+    low, high = code & 15, code >> 4 & 15
+    if low == high:
+        return PAIRED[low](b, c) | (a & ~a)
+    if low == high ^ 15:
+        return a ^ PAIRED[low](b, c)
+    return (a & PAIRED[high](b, c)) | (~a & PAIRED[low](b, c))
 
 
 def _lop3_with(op: str) -> Function:
@@ -154,15 +176,23 @@ PERMUTATIONS = {  # bytes that the four output bytes take, lowest first, by the 
 
 def permuted(a: Array, b: Array, selector: Array, mode: str) -> Array:
     """`prmt`: four bytes out of b:a, each by its nibble of the selector (its top bit: spread the byte's sign)."""
-    a, b, selector = np.broadcast_arrays(a, b, selector)
-    pool = np.concatenate([halves(a, 8), halves(b, 8)], axis=-1)
     if mode:
+        a, b, selector = np.broadcast_arrays(a, b, selector)
+        pool = np.concatenate([halves(a, 8), halves(b, 8)], axis=-1)
         index = np.array(PERMUTATIONS[mode])[(selector & np.uint32(3)).astype(np.int64)]
         return joined(np.take_along_axis(pool, index, -1), 32)
-    nibbles = (selector[..., None] >> np.arange(0, 16, 4, dtype=np.uint32)) & np.uint32(15)
-    taken = np.take_along_axis(pool, (nibbles & np.uint32(7)).astype(np.int64), -1)
-    spread = (taken.view(SIGNED[8]) >> 7).view(np.uint8)
-    return joined(np.where(nibbles > 7, spread, taken), 32)
+    if selector.size and (selector == selector.flat[0]).all():
+        selector = selector.ravel()[:1]  # an immediate, nearly always
+    pool = (b.astype(np.uint64) << np.uint64(32)) | a
+    result = np.zeros(1, np.uint32)
+    for place in range(0, 16, 4):
+        nibble = (selector >> np.uint32(place)) & np.uint32(15)
+        byte = (pool >> ((nibble & np.uint32(7)) << np.uint32(3))).astype(np.uint8)
+        spread = nibble > 7
+        if spread.any():
+            byte = np.where(spread, (byte.view(np.int8) >> 7).view(np.uint8), byte)
+        result = result | (byte.astype(np.uint32) << np.uint32(2 * place))
+    return result
 
 
 def _logic() -> Entries:

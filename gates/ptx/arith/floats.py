@@ -18,6 +18,7 @@ from kgen.gates.ptx.arith.formats import (
     encode,
     floats32,
     flush,
+    flush_result,
     is_nan,
     negative_zero,
     odd_quotient,
@@ -31,6 +32,7 @@ Wide = Callable[..., Array]  # float64 operands, rounding -> float64 with a stic
 MODES = ("rn", "rz", "rm", "rp")
 MIDPOINT, BELOW = np.uint64(0x10000000), np.uint64(0x1FFFFFFF)  # bits of a float64 under the last bit of a float32
 TINY = 2.0**-126
+BLOCK = 1 << 15  # lanes of a fused multiply-add at a time
 NAN32 = np.uint32(F32.nan)
 
 
@@ -55,10 +57,21 @@ def canonical(result: Array) -> Array:
 
 
 def fused32(a: Array, b: Array, c: Array) -> Array:
-    """float32 a * b + c with one rounding to nearest.
+    """float32 a * b + c with one rounding to nearest."""
+    if not (a.shape == b.shape == c.shape and a.size > 2 * BLOCK):
+        return _fused(a, b, c)
+    result = np.empty(a.shape, np.float32)  # in blocks that stay in the processor's cache
+    rows = max(1, BLOCK * len(a) // a.size)
+    for first in range(0, len(a), rows):
+        part = slice(first, first + rows)
+        result[part] = _fused(a[part], b[part], c[part])
+    return result
 
-    The product is exact in float64, the sum is rounded there. Rounding again to float32 goes wrong only if the float64
-    sum stands on a midpoint of two float32 or is below their normal range: those lanes are done again, rounded to odd.
+
+def _fused(a: Array, b: Array, c: Array) -> Array:
+    """The product is exact in float64, the sum is rounded there. Rounding again to float32 goes wrong only if the
+    float64 sum is inexact and stands on a midpoint of two float32 or below their normal range: those lanes, which are
+    rare, are done again, rounded to odd.
     """
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
@@ -66,8 +79,10 @@ def fused32(a: Array, b: Array, c: Array) -> Array:
     risky = (total.view(np.uint64) & BELOW) == MIDPOINT
     risky |= np.abs(result) <= np.float32(TINY)
     if risky.any():
-        addend = np.broadcast_to(c, risky.shape)[risky].astype(np.float64)
-        result[risky] = odd_sum(np.broadcast_to(product, risky.shape)[risky], addend).astype(np.float32)
+        risky &= (total - product != c) | (total - c != product)
+        if risky.any():
+            addend = np.broadcast_to(c, risky.shape)[risky].astype(np.float64)
+            result[risky] = odd_sum(np.broadcast_to(product, risky.shape)[risky], addend).astype(np.float32)
     return result
 
 
@@ -113,13 +128,16 @@ def function32(op: str, rounding: str, ftz: bool, sat: bool, kinds: tuple[str, .
     def run(*operands: Array) -> tuple[Array, ...]:
         if ftz:
             operands = tuple(flush(a) for a in operands)
+
+        def exact() -> Array:
+            return wide(*(decode(a, k) for a, k in zip(operands, kinds, strict=True)), rounding=rounding)
+
         with np.errstate(all="ignore"):
             if rounding == "rn":
                 result = canonical(native(*(floats32(a, k) for a, k in zip(operands, kinds, strict=True))))
             else:
-                x = wide(*(decode(a, k) for a, k in zip(operands, kinds, strict=True)), rounding=rounding)
-                result = encode(x, F32, rounding)
-        result = flush(result) if ftz else result
+                result = encode(exact(), F32, rounding)
+            result = flush_result(result, exact, "f32", rounding) if ftz else result
         return (saturated(result, "f32") if sat else result,)
 
     return run
@@ -134,8 +152,9 @@ def function16(op: str, kind: str, ftz: bool, sat: bool, relu: bool) -> Function
         if ftz:
             parts = [flush(p, element) for p in parts]
         with np.errstate(all="ignore"):
-            result = encode(wide(*(decode(p, element) for p in parts), rounding="rn"), FORMATS[element])
-        result = flush(result, element) if ftz else result
+            exact = wide(*(decode(p, element) for p in parts), rounding="rn")
+            result = encode(exact, FORMATS[element])
+            result = flush_result(result, lambda: exact, element, "rn") if ftz else result
         result = saturated(result, element) if sat else result
         result = rectified(result, element) if relu else result
         return (joined(result, 32) if packed else result,)
@@ -143,10 +162,10 @@ def function16(op: str, kind: str, ftz: bool, sat: bool, relu: bool) -> Function
     return run
 
 
-def _payload(operands: tuple[Array, ...]) -> Array:
-    """The NaN of an f64 instruction: the second operand's before the third's before the first's, else the default."""
+def _payload(ranked: tuple[Array, ...]) -> Array:
+    """The NaN of an f64 instruction: that of the last operand that is one, made quiet, else the default."""
     nan: Array = np.full(1, FORMATS["f64"].nan, np.uint64)
-    for operand in (operands[0], *operands[:0:-1]):
+    for operand in ranked:
         nan = np.where(is_nan(operand, "f64"), operand | QUIET, nan)
     return nan
 
@@ -160,7 +179,8 @@ def function64(op: str, rounding: str) -> Function:
                 result = NATIVE[op](*(a.view(np.float64) for a in operands)).view(np.uint64)
         else:
             result = exact64.lanes(EXACT[op], rounding, operands)
-        return (np.where(is_nan(result, "f64"), _payload(operands), result),)
+        ranked = operands[::-1] if op == "div" else (operands[0], *operands[:0:-1])
+        return (np.where(is_nan(result, "f64"), _payload(ranked), result),)
 
     return run
 

@@ -5,6 +5,7 @@ bit of an inexact result is 1, so that it lies strictly between the values that 
 round once to the format. Holds for formats of at most 51 significant bits, so not for f64; `exact64` does that one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -101,6 +102,22 @@ def flush(bits: Array, kind: str = "f32") -> Array:
     form = FORMATS[kind]
     exponent, sign = bits.dtype.type(form.infinity or 0), bits.dtype.type(1 << (form.bits - 1))
     return np.where((bits & exponent) == 0, bits & sign, bits)
+
+
+def flush_result(code: Array, exact: Callable[[], Array], kind: str, rounding: str) -> Array:
+    """`.ftz` on a rounded result: zero where the exact value, rounded with exponents unlimited below, is subnormal.
+
+    That differs from a subnormal code only where rounding has reached the smallest normal number from below.
+    """
+    form, to = FORMATS[kind], code.dtype.type
+    sign = to(1 << (form.bits - 1))
+    edge = (code & ~sign) == to(1 << form.fraction)
+    if edge.any():
+        x = np.abs(exact())
+        smallest, unit = 2.0**form.least, 2.0 ** (form.least - form.fraction - 1)
+        below = x < smallest - unit / 2 if rounding == "rn" else x <= smallest - unit
+        code = np.where(edge & below, code & sign, code)
+    return flush(code, kind)
 
 
 def _whole(scaled: Array, negative: Array, rounding: str) -> Array:

@@ -17,9 +17,10 @@ def _pair(kind: str, rounding: str, relu: bool, satfinite: bool) -> Function:
     """Two f32 to f16x2 or bf16x2."""
 
     def run(a: Array, b: Array) -> tuple[Array, ...]:
-        both = np.stack(np.broadcast_arrays(b, a), axis=-1)
-        result = narrow(both, "f32", kind, rounding, satfinite)
-        return (joined(rectified(result, kind) if relu else result, 32),)
+        high, low = (narrow(v, "f32", kind, rounding, satfinite) for v in (a, b))
+        if relu:
+            high, low = rectified(high, kind), rectified(low, kind)
+        return ((high.astype(np.uint32) << np.uint32(16)) | low,)
 
     return run
 
