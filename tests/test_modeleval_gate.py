@@ -148,6 +148,18 @@ def test_a_candidate_whose_process_dies_fails_alone() -> None:
     assert "candidate nano-random" in result.message and "SIGSEGV" in result.message
 
 
+def test_a_candidate_in_a_process_of_its_own_comes_to_the_same_verdict() -> None:
+    @contextmanager
+    def outside(kind: str, job: Mapping[str, Any], **options: float) -> Iterator[host.Outcome]:
+        here = host.running if job["side"] == "candidate" else in_process
+        with here(kind, job, **options) as outcome:
+            yield outcome
+
+    alone, together = judge("reordered", running=outside), judge("reordered")
+    assert alone.evidence["models"] == together.evidence["models"] and alone.passed
+    assert alone.evidence["seconds"]["candidate nano-random"]["process"] > 0
+
+
 @pytest.mark.parametrize(
     ("kernels", "says"), [(["reordered", "reordered"], "expected"), ([], "names no launch"), (["other"], "expected")]
 )
