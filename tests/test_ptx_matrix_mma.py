@@ -19,8 +19,8 @@ def a_place(width: int, k: int, lane: int, i: int) -> tuple[int, int]:
     """(row, column) of element a_i, as the ISA's text for each element width and K has it."""
     group, t = lane >> 2, lane & 3
     if width == 16:
-        row = group if k == 8 and i < 2 or k == 16 and (i < 2 or 4 <= i < 6) else group + 8
-        return row, t * 2 + (i & 1) + (8 if i >= 4 else 0)
+        upper = i < 2 or (k == 16 and 4 <= i < 6)
+        return (group if upper else group + 8), t * 2 + (i & 1) + (8 if i >= 4 else 0)
     if width == 32:
         return (group if i in (0, 2) else group + 8), t + (4 if i >= 2 else 0)
     row = group if i < 4 or 8 <= i < 12 else group + 8

@@ -71,8 +71,8 @@ def test_movmatrix_transposes() -> None:
 
 def test_lookup_knows_twelve_forms_and_guesses_none() -> None:
     assert len(FORMS) == 12
-    assert ldmatrix(tuple("sync.aligned.m8n8.x4.trans.shared.b16".split("."))) == MatrixCopy(4, True)
-    assert stmatrix(tuple("sync.aligned.m8n8.x2.shared::cta.b16".split("."))) == MatrixCopy(2, False)
+    assert ldmatrix(("sync", "aligned", "m8n8", "x4", "trans", "shared", "b16")) == MatrixCopy(4, True)
+    assert stmatrix(("sync", "aligned", "m8n8", "x2", "shared::cta", "b16")) == MatrixCopy(2, False)
     for text in ("m16n16.x1.trans.shared.b8", "m8n8.x3.shared.b16", "m8n16.x1.shared.b8x16.b6x16_p32", "m8n8.x1.b16"):
         assert ldmatrix(("sync", "aligned", *text.split("."))) is None
         assert stmatrix(("sync", "aligned", *text.split("."))) is None

@@ -58,6 +58,14 @@ def test_a_descriptor_of_the_compiler_decodes() -> None:
         assert decode(1 << bit) is None
 
 
+@pytest.mark.parametrize("line", [1, 3, 7])
+def test_a_base_offset_starts_the_pattern_at_its_own_line(line: int) -> None:
+    form = Wgmma(64, "bf16", "bf16", "f32")
+    moved = form.a_atoms(Descriptor(128 * line, 16, 1024, line, 128))
+    np.testing.assert_array_equal(moved, form.a_atoms(Descriptor(0, 16, 1024, 0, 128)) + 128 * line)
+    assert not decode(line << 49 | 1 << 62).problem()
+
+
 def d_place(warp: int, lane: int, i: int) -> tuple[int, int]:
     """(row, column) of accumulator element d_i of a thread of the warpgroup, as in the ISA's figure for D."""
     return 16 * warp + (lane >> 2) + 8 * (i >> 1 & 1), (i >> 2) * 8 + (lane & 3) * 2 + (i & 1)

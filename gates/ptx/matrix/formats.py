@@ -14,7 +14,7 @@ F64 = NDArray[np.float64]
 
 BITS = {"bf16": 16, "f16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 NAN_F32, NAN_F16 = 0x7FFFFFFF, 0x7FFF  # the one NaN that matrix instructions write
-RAW = {8: np.dtype("<u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4")}
+RAW: dict[int, np.dtype[np.unsignedinteger]] = {8: np.dtype("<u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4")}
 
 
 @cache
@@ -54,7 +54,8 @@ def values(kind: str, raw: NDArray[np.unsignedinteger]) -> F64:
     if kind == "tf32":
         with np.errstate(invalid="ignore"):
             return (raw.astype(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-    return table(kind)[raw]
+    numbers: F64 = table(kind)[raw]
+    return numbers
 
 
 def unpack(kind: str, registers: U32) -> F64:

@@ -68,7 +68,7 @@ def accumulate(kind: str, saturate: bool, products: F64, c: NDArray[np.unsignedi
     """products + c, rounded once. `kind` f32, f16 or s32; `c`: bits of the accumulator, as in the result.
 
     A float sum is made in float64: exact unless the addends span more than 2**53, and rounded to nearest even. PTX
-    leaves the order and the rounding of the sum open, so hardware may differ (see Mma.unit). Integers are exact.
+    leaves the order and the rounding of the sum open, so hardware differs (see mma.Mma.unit). Integers are exact.
     """
     if kind == "s32":
         return formats.wrap_s32(products.astype(np.int64) + c.view(np.int32).astype(np.int64), saturate)
@@ -81,4 +81,5 @@ def accumulate(kind: str, saturate: bool, products: F64, c: NDArray[np.unsignedi
 def multiply(a: F64, b: F64) -> F64:
     """Matrix product in float64, quiet about infinities: 0 * inf is NaN, as in hardware."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.matmul(a, b)
+        product: F64 = np.matmul(a, b)
+        return product

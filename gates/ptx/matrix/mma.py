@@ -2,6 +2,11 @@
 
 Covered: m16n8k8/k16 bf16 and f16, m16n8k4/k8 tf32, m16n8k16/k32 e4m3/e5m2 and s8/u8. Not covered (looked up as None):
 sparse and block-scaled forms, m8n8 shapes, f64, 4-bit and 1-bit operands, kind::f8f6f4 (sm_100 and later).
+
+PTX leaves the order and the rounding of a float sum open, so silicon differs from the sum rounded once. `unit` bounds
+the difference relative to sum |a b| + |c| of the element; it is what an H200 showed on 12,000 elements of every form,
+wide exponents among them, rounded up to a power of two. NaN and infinity are the same except where an f16 accumulator
+of 8-bit products overflows on the way.
 """
 
 from dataclasses import dataclass
@@ -37,6 +42,13 @@ class Mma:
     def c_registers(self) -> int:
         """Registers of C, and of D."""
         return 2 if self.accumulator == "f16" else 4
+
+    @property
+    def unit(self) -> float:
+        """Bound of |silicon - function| / (sum |a b| + |c|) of an element; 0: bit for bit."""
+        if self.accumulator == "f16":
+            return 2.0**-9 if self.a in FLOAT8 else 2.0**-10
+        return 0.0 if self.accumulator == "s32" else 2.0**-21
 
     @property
     def name(self) -> str:

@@ -12,6 +12,10 @@ ATOM = 16
 MASKS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}  # bytes -> bits of the address that change
 
 
-def swizzle(addresses: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Shared-memory byte addresses -> where the hardware puts those bytes. `width`: 0 (none), 32, 64 or 128 bytes."""
-    return addresses ^ ((addresses >> 3) & MASKS[width])
+def swizzle(addresses: NDArray[np.int64], width: int, first_line: int = 0) -> NDArray[np.int64]:
+    """Shared-memory byte addresses -> where the hardware puts those bytes. `width`: 0 (none), 32, 64 or 128 bytes.
+
+    `first_line`: number of the 128-byte line, modulo 8, that the pattern starts at.
+    """
+    lines = (addresses >> 7) - first_line
+    return addresses ^ (lines << 4 & MASKS[width])

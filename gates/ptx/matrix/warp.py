@@ -82,7 +82,7 @@ FORMS = _forms(("shared", "shared::cta"))
 
 
 def ldmatrix(modifiers: tuple[str, ...]) -> MatrixCopy | None:
-    """The form of ldmatrix with these modifiers ("sync", "aligned", "m8n8", "x4", "trans", "shared", "b16"), or None."""
+    """The form of ldmatrix with these modifiers ("sync", "aligned", "m8n8", "x4", "shared", "b16"), or None."""
     return FORMS.get(modifiers)
 
 

@@ -3,6 +3,9 @@
 Covered: m64nNk16 bf16 and f16, m64nNk8 tf32, m64nNk32 e4m3/e5m2 and s8/u8; A in registers or shared memory. Fences,
 commit and wait groups are order, not arithmetic: the machine's business. Not covered (looked up as None): sparse forms
 and 1-bit operands. Warps come in multiples of 4, in the order of their ranks: 4 i .. 4 i + 3 are warpgroup i.
+
+Layouts, signs and integers are those of an H200 bit for bit. Float sums differ as with mma.sync (see there), but those
+of 8-bit formats are much coarser: Hopper keeps about 13 bits of each product's sum before it adds the accumulator.
 """
 
 from dataclasses import dataclass
@@ -46,6 +49,15 @@ class Wgmma:
     def transposes(self) -> bool:
         """Whether it has imm-trans operands (1: MN-major) for each operand in shared memory: 16-bit formats only."""
         return BITS[self.a] == 16
+
+    @property
+    def unit(self) -> float:
+        """Bound of |silicon - function| / (sum |a b| + |d|) of an element; 0: bit for bit."""
+        if self.accumulator == "s32":
+            return 0.0
+        if BITS[self.a] == 8:
+            return 2.0**-9
+        return 2.0**-10 if self.accumulator == "f16" else 2.0**-21
 
     @property
     def name(self) -> str:
