@@ -88,6 +88,17 @@ def test_a_lane_may_wait_for_another_lane_of_its_warp(seed: int) -> None:
     assert not result.findings
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_lanes_meet_again_in_the_middle_of_a_block(seed: int) -> None:
+    """Half of the lanes come to the shuffle later than the others, through no label of its own."""
+    body = (
+        "mov.u32 %r6, 0;\nsetp.lt.u32 %p1, %r3, 16;\nLOOP: add.u32 %r6, %r6, 1;\nmov.u32 %r9, 5;\nsetp.eq.u32 %p2, %r6, 2;\n"
+        "@%p2 bra DONE;\n@%p1 bra LOOP;\nDONE: add.u32 %r8, %r1, 0;\nshfl.sync.idx.b32 %r9, %r5, 0, 31, -1;"
+    )
+    _, y = go(ADDRESS + "mov.u32 %r3, %laneid;\n" + body + KEEP, seed=seed)
+    assert y.tolist() == [X[i // 32 * 32] for i in range(N)]
+
+
 def test_a_guard_leaves_the_other_lanes_alone() -> None:
     body = "setp.lt.u32 %p1, %r1, 50;\nmov.u32 %r9, 7;\n@%p1 mov.u32 %r9, %r5;\n@!%p1 add.u32 %r9, %r9, 1;"
     _, y = go(ADDRESS + body + KEEP)

@@ -238,7 +238,7 @@ def _race(m: "Machine", target: Target, conflict: Conflict, does: str) -> None:
     other = m.plan.instructions[int(conflict.instruction[0])]
     did = "wrote" if conflict.wrote else "read"
     asynchronous = agent >= m.clocks.warps
-    who = "an asynchronous copy" if asynchronous else "another thread"
+    who = "asynchronous work" if asynchronous else "another thread"
     same = (
         int(conflict.stamp[0] >> AGENT) // m.clocks.agents
         == int(m.clocks.own[m.lanes.row[target.index[conflict.at[0]]]]) // m.clocks.agents

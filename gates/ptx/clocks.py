@@ -1,6 +1,6 @@
 """What each warp knows of what others did: vector clocks over agents.
 
-An agent is a warp, the asynchronous copies of a warp (cp.async; bulk stores), or an mbarrier (the copies that complete
+An agent is a warp, the asynchronous work of a warp (cp.async; bulk stores; wgmma), or an mbarrier (the copies that complete
 on it). A row per resident warp, a column per agent of its cluster, or of the whole grid when the kernel synchronises
 CTAs through global memory. The last column is the grid before this one, known after griddepcontrol.wait.
 
@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 AGENT, LANE, SCOPE = np.uint64(38), np.uint64(32), np.uint64(30)
 LANE_MASK, SCOPE_MASK, CLOCK_MASK = np.uint64(63), np.uint64(3), np.uint64((1 << 30) - 1)
 NO_LANE = 32
+OWN = 4  # agents of a warp
 MAX_BARRIERS = 64  # mbarriers of one CTA
 MAX_BYTES = 1 << 30
 
@@ -30,7 +31,7 @@ class Clocks:
 
     def __init__(self, geometry: Geometry, ctas: Array, lanes: Lanes, whole: bool, barriers: bool) -> None:
         warps, size = geometry.warps, geometry.cluster_size
-        self.agents = 3 * warps + (MAX_BARRIERS if barriers else 0)
+        self.agents = OWN * warps + (MAX_BARRIERS if barriers else 0)
         self.lanes, self.warps, self.cluster = lanes, warps, size
         self.ctas = ctas
         columns = (geometry.ctas if whole else size) * self.agents + 1
@@ -141,12 +142,12 @@ class Clocks:
         self.tick()
 
     def local(self, rows: Array, kind: int) -> Array:
-        """Column of an agent of the warp's own CTA: 0 the warp, 1 its cp.async copies, 2 its bulk stores."""
+        """Column of an agent of the warp's own CTA: 0 the warp, 1 its cp.async copies, 2 its bulk stores, 3 wgmma."""
         return self.own[rows] - self.first[rows] + kind * self.warps
 
     def mbarrier_agent(self, place: Array, slot: Array) -> Array:
         """Number of an mbarrier's agent; `place` of its CTA."""
-        return place * self.agents + 3 * self.warps + slot
+        return place * self.agents + OWN * self.warps + slot
 
     def after_predecessor(self, rows: Array) -> None:
         self.vc[rows, -1] = 1

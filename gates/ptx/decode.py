@@ -5,7 +5,7 @@ from collections.abc import Callable
 from kgen.gates.ptx import flow, overflow
 from kgen.gates.ptx.memory import Space
 from kgen.gates.ptx.plan import Decoder, Ended, Plan, Step, UnsupportedError
-from kgen.gates.ptx.steps import atomic, control, copy, matrix, memory, order, register, sync, warp, wgmma
+from kgen.gates.ptx.steps import atomic, control, copy, matrix, memory, order, register, remote, sync, warp, wgmma
 from kgen.gates.ptx.syntax import Entry, Instruction, Module, Not, Reg
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
@@ -57,7 +57,10 @@ GENERIC = "generic"
 def step(d: Decoder, i: Instruction) -> Step:
     """Raises UnsupportedError for an instruction that nothing knows, PtxError for a malformed one."""
     try:
-        made = MAKERS[i.opcode](d, i) if i.opcode in MAKERS else register.pure(d, i)
+        if i.opcode in ("st", "red") and i.modifiers[:1] == ("async",):
+            made = remote.store(d, i)
+        else:
+            made = MAKERS[i.opcode](d, i) if i.opcode in MAKERS else register.pure(d, i)
     except (IndexError, KeyError) as error:  # fewer words than the instruction has
         raise PtxError(i.line, f"{i.name} is not written in full ({error})") from error
     if made is None:
@@ -66,6 +69,8 @@ def step(d: Decoder, i: Instruction) -> Step:
         made = overflow.watch(d, i, d.indexes[d.at], made)
     elif overflow.addresses(i):
         made = overflow.guard(d, i, made)
+    if d.accumulators and i.opcode not in ("wgmma", "mov"):
+        made = wgmma.guard(d, i, made)
     return made if i.guard is None or i.opcode == "bra" else _guarded(d, i, made)
 
 
@@ -89,6 +94,7 @@ def _guarded(d: Decoder, i: Instruction, body: Step) -> Step:
 
 def plan(module: Module, entry: Entry, space: Space) -> Plan:
     d = Decoder(module, entry, space)
+    d.accumulators = wgmma.accumulators(entry)
     d.indexes = overflow.watched(entry)
     steps = []
     for at, instruction in enumerate(entry.instructions):

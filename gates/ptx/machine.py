@@ -101,6 +101,9 @@ class Machine:
         self.carry = np.zeros(self.lanes.count, np.bool_)
         self.commits = np.zeros(self.lanes.count, np.int64)  # committed groups of cp.async
         self.bulk_commits = np.zeros(self.lanes.count, np.int64)
+        self.wgmma_commits = np.zeros(self.lanes.rows, np.int64)
+        self.wgmma_done = np.zeros(self.lanes.rows, np.int64)  # groups that a warp has waited for
+        self.wgmma_open: dict[int, Array] = {}  # accumulator -> group of each warp that writes it last
         self.fenced: dict[int, Array] = {}  # warp -> what it knew at its last fence
         self.heard: dict[int, Array] = {}  # warp -> what strong reads told it, for its next fence
         self.sync: dict[tuple[int, int], Array] = {}  # (block, offset) -> what releases there told

@@ -36,11 +36,13 @@ class Ready:
         self._now: list[dict[int, Array]] = [{} for _ in self._masks]
         self._late: dict[tuple[int, int], Array] = {}
         self.stalled: dict[int, Array] = {}  # lanes that wait at an instruction for others of their warp
+        self._met: dict[int, Array] = {}  # lanes that stalled, with those who came
         self._turns = 0
 
     def add(self, pc: int, mask: Array, late: bool = False) -> None:
-        if (stopped := self.stalled.pop(pc, None)) is not None:
-            mask = mask | stopped
+        if (stopped := self.stalled.pop(pc, None)) is not None:  # they go on together, whatever their classes
+            self._met[pc] = mask | stopped | self._met.get(pc, False)
+            return
         for number, members in enumerate(self._masks):
             mine = mask if len(self._masks) == 1 else mask & members
             if len(self._masks) > 1 and not mine.any():
@@ -55,9 +57,12 @@ class Ready:
             self._now[number][pc] = mine if before is None else before | mine
 
     def stall(self, pc: int, mask: Array) -> None:
-        """Until other lanes come to `pc`."""
-        before = self.stalled.get(pc)
-        self.stalled[pc] = mask if before is None else before | mask
+        """Until other lanes come to `pc`; those that wait there already try again with these."""
+        before = self.stalled.pop(pc, None)
+        if before is None:
+            self.stalled[pc] = mask
+        else:
+            self._met[pc] = before | mask | self._met.get(pc, False)
 
     def unstall(self) -> None:
         """All that waited look again: a lane that they waited for has exited."""
@@ -68,7 +73,7 @@ class Ready:
     @property
     def others(self) -> bool:
         """Whether lanes that are not late wait for their turn."""
-        return any(self._now)
+        return bool(self._met) or any(self._now)
 
     @property
     def only_late(self) -> bool:
@@ -77,6 +82,8 @@ class Ready:
     def pick(self) -> tuple[int, Array] | None:
         """None when no lane can run."""
         self._turns += 1
+        if self._met:
+            return self._met.popitem()
         able = [i for i, d in enumerate(self._now) if d]
         if not able:
             if not self._late:

@@ -99,11 +99,11 @@ def _columns(got: Array, count: int, each: int) -> list[Array]:
         return [got]
     if each == 16:
         return [np.ascontiguousarray(got).view(np.uint64)]
-    rows = np.ascontiguousarray(got).view(f"u{each}").reshape(len(got), count)
-    return list(np.ascontiguousarray(rows.T))
+    table = np.ascontiguousarray(got).view(f"u{each}").reshape(len(got), count)
+    return list(np.ascontiguousarray(table.T))
 
 
-def _rows(columns: list[Array], each: int) -> Array:
+def rows(columns: list[Array], each: int) -> Array:
     """Inverse of `_columns`."""
     if len(columns) == 1:
         return columns[0] if each <= 8 else np.ascontiguousarray(columns[0]).view(np.uint32)
@@ -127,7 +127,7 @@ def st(d: Decoder, i: Instruction) -> Step:
 
     def step(m: "Machine", g: Group) -> Ended:
         addresses = address(m, g)
-        values = _rows([read(m, g) for read in sources], each)
+        values = rows([read(m, g) for read in sources], each)
         if scope:
             order.tell(m, g, space, addresses, releases, False)
         store(m, space, addresses, g.index, each * count, values, scope)

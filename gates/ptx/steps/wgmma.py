@@ -1,6 +1,7 @@
 """wgmma: four warps multiply matrices that lie in shared memory.
 
-Results are there at once: that a kernel reads its accumulators before wgmma.wait_group is not found.
+Results are there at once; that accumulators are touched, or operands written over, before wgmma.wait_group is a
+finding. Not checked: that wgmma.fence orders writes of registers before it.
 """
 
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kgen.gates.ptx.access import load
+from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.geometry import WARP
 from kgen.gates.ptx.matrix import descriptor
 from kgen.gates.ptx.matrix import wgmma as forms
@@ -15,7 +17,7 @@ from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, Unsupported
 from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.steps.matrix import put_warps, whole_warps
 from kgen.gates.ptx.steps.register import is_immediate
-from kgen.gates.ptx.syntax import Imm, Instruction, Vector
+from kgen.gates.ptx.syntax import Entry, Imm, Instruction, Reg, Vector
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
@@ -26,8 +28,12 @@ WARPGROUP = 4
 
 
 def wgmma(d: Decoder, i: Instruction) -> Step:
-    if i.modifiers[0] in ("fence", "commit_group", "wait_group"):
+    if i.modifiers[0] == "fence":
         return nothing(d, i)
+    if i.modifiers[0] == "commit_group":
+        return _commit
+    if i.modifiers[0] == "wait_group":
+        return _wait(is_immediate(i.operands[0]) or 0)
     form = forms.wgmma(i.modifiers)
     if form is None:
         raise UnsupportedError(i)
@@ -62,8 +68,51 @@ def wgmma(d: Decoder, i: Instruction) -> Step:
             numbers, form.function(before, left, right, keep(m, found)[place], *scales), strict=True
         ):
             put_warps(m, found, number, value)
+            group = m.wgmma_open.setdefault(number, np.zeros(m.lanes.rows, np.int64))
+            group[found.rows] = m.wgmma_commits[found.rows] + 1
         m.clocks.tick(found.rows)
         return None if found is g else found
+
+    return step
+
+
+def _commit(m: "Machine", g: Group) -> Ended:
+    m.wgmma_commits[g.rows] += 1
+    return None
+
+
+def _wait(allowed: int) -> Step:
+    def wait(m: "Machine", g: Group) -> Ended:
+        done = np.maximum(m.wgmma_commits[g.rows] - allowed, 0)
+        m.wgmma_done[g.rows] = done
+        column = m.clocks.local(g.rows, 3)
+        m.clocks.vc[g.rows, column] = np.maximum(m.clocks.vc[g.rows, column], done.astype(np.uint32))
+        return None
+
+    return wait
+
+
+def accumulators(entry: Entry) -> frozenset[str]:
+    """Registers that a wgmma of the entry writes."""
+    found = (i.operands[0] for i in entry.instructions if i.opcode == "wgmma" and i.modifiers[0] == "mma_async")
+    return frozenset(o.name for v in found if isinstance(v, Vector) for o in v.items if isinstance(o, Reg))
+
+
+def guard(d: Decoder, i: Instruction, inner: Step) -> Step:
+    """The step, with a finding where it touches accumulators of a group that was not waited for."""
+    flat = [o for operand in i.operands for o in d.items(operand)]
+    numbers = [d.number(o, i) for o in flat if isinstance(o, Reg) and o.name in d.accumulators]
+    if not numbers:
+        return inner
+
+    def step(m: "Machine", g: Group) -> Ended:
+        for number in numbers:
+            group = m.wgmma_open.get(number)
+            if group is not None and (late := group[g.rows] > m.wgmma_done[g.rows]).any():
+                m.report_rows(
+                    Kind.ASYNC, "touches an accumulator that wgmma.wait_group has not waited for", g.rows[late]
+                )
+        return inner(m, g)
 
     return step
 
@@ -100,7 +149,11 @@ def _atoms(m: "Machine", i: Instruction, of: object, descriptors: Array, lanes: 
             raise UnsupportedError(i, found.problem() if found else f"matrix descriptor 0x{bits:x}")
         addresses = of(found, trans)
         index = np.repeat(lanes[some], addresses.size)
-        words = load(m, "shared", np.tile(addresses.reshape(-1).astype(np.uint64), len(some)), index, 16)
+        rows = m.lanes.row[index]
+        agents = m.clocks.own[rows] + 3 * m.lanes.warps
+        stamps = m.clocks.agent_stamps(agents, m.wgmma_commits[rows] + 1)
+        places = np.tile(addresses.reshape(-1).astype(np.uint64), len(some))
+        words = load(m, "shared", places, index, 16, 0, stamps)
         shape = (len(some), *addresses.shape, 16)
         part = np.ascontiguousarray(words).view(np.uint8).reshape(shape)
         out = np.zeros((len(descriptors), *shape[1:]), np.uint8) if out is None else out
