@@ -1,7 +1,8 @@
 """The GPU gates again, on the objects that a set holds: `kgen verify` on a GPU host.
 
-Serving promotions for this GPU's arch only. Mutants for the model gate are built anew from the stored source. Not
-covered: other archs, and evidence (the set keeps what it was promoted with).
+Serving promotions for this GPU's arch only. What the model gate needs and a set does not hold (mutants, builds for the
+small model) is built anew from the stored source. Not covered: other archs, and evidence (the set keeps what it was
+promoted with).
 """
 
 from collections.abc import Callable, Iterator
@@ -49,22 +50,33 @@ def _again(
     for sha256 in set(promotion.objects.values()):
         blobs.put(kernels.object(sha256), OBJECT_SUFFIX)
     candidate = Candidate(promotion.op, kernels.source(promotion), Origin("promoted"))
-    carried = CarriedCandidate(candidate.id, builds, _mutants(op, candidate, builds, cache))
-    for unit in units(op, carried, blobs.root, list(RUN), []):
-        say(f"{name(promotion)}: {unit.name} ...")
-        result = RUN[unit.gate](op, unit, linked_in(cache), UNIT_SECONDS).result
-        outcome = Outcome.OK if result.code in NEUTRAL else OUTCOMES[result.status]
-        yield Finding(name(promotion), unit.name, outcome, f"{result.code}: {result.message[:200]}")
+    small, mutants = built_beside(op, candidate, builds, cache)
+    for gate in RUN:
+        judged = (*builds, *small) if gate == "model" else builds
+        carried = CarriedCandidate(candidate.id, judged, mutants)
+        for unit in units(op, carried, blobs.root, [gate], []):
+            say(f"{name(promotion)}: {unit.name} ...")
+            result = RUN[gate](op, unit, linked_in(cache), UNIT_SECONDS).result
+            outcome = Outcome.OK if result.code in NEUTRAL else OUTCOMES[result.status]
+            yield Finding(name(promotion), unit.name, outcome, f"{result.code}: {result.message[:200]}")
 
 
-def _mutants(op: Op, candidate: Candidate, builds: tuple[BuildRecord, ...], cache: Path) -> tuple[BuildRecord, ...]:
-    """Without a compiler there are none, and the model gate says that it proves nothing."""
+def built_beside(
+    op: Op, candidate: Candidate, builds: tuple[BuildRecord, ...], cache: Path
+) -> tuple[tuple[BuildRecord, ...], tuple[BuildRecord, ...]]:
+    """Builds for the small model, and mutants, at a narrow, a middle and a wide bin of the first dims.
+
+    Without a compiler there are none, and the model gate says that it proves nothing.
+    """
     first = builds[0].problem.dims
     few = few_bins(b.problem.tokens for b in builds if b.problem.dims == first)
     problems = [b.problem for b in builds if b.problem.dims == first and b.problem.tokens in few]
+    little = [op.problem(op.pack.small, p.tokens, p.arch, p.axes) for p in problems]
     try:
         with CompileGate(op, cache) as gate:
+            sound = gate.run(candidate, little)
             reports = [gate.run(candidate, [p], defect) for defect in DEFECTS for p in problems]
     except (NoSandboxError, RecorderError, BuilderError):
-        return ()
-    return tuple(a.record for report in reports for a in report.artefacts)
+        return (), ()
+    broken = tuple(a.record for report in reports for a in report.artefacts)
+    return tuple(a.record for a in sound.artefacts), broken
