@@ -11,7 +11,7 @@ griddepcontrol.wait is a finding. Not covered: several streams, and launches fro
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from kgen.gates.ptx.decode import plan
 from kgen.gates.ptx.findings import Finding, Log
 from kgen.gates.ptx.geometry import Geometry
 from kgen.gates.ptx.machine import Before, Limits, Machine, Run, StoppedError
+from kgen.gates.ptx.matrix import tensormap
 from kgen.gates.ptx.matrix.tma import TensorMap
 from kgen.gates.ptx.memory import Space
 from kgen.gates.ptx.parse import parse
@@ -32,7 +33,8 @@ from kgen.gates.ptx.tokens import PtxError
 from kgen.records import Launch
 
 Array = npt.NDArray[Any]
-Maps = Mapping[tuple[int, int], TensorMap]  # (launch, argument) -> what the descriptor describes
+# (launch, argument) -> what the descriptor there describes, where its recorded bytes do not say
+Maps = Mapping[tuple[int, int], TensorMap]
 ITEM_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "i32": 4, "i64": 8, "u8": 1, "e4m3": 1, "e5m2": 1}
 ROLES = ("in", "weight", "out", "state", "workspace")
 
@@ -171,16 +173,20 @@ def _parameters(
                 )
             if param.size >= 8:
                 raw[:8] = (found.base + arg.offset).to_bytes(8, "little")
-            if number in maps:
-                described[len(out)] = _moved(maps[number], found.base + arg.offset)
+            if (given := maps.get(number) or _described(raw)) is not None:
+                described[len(out)] = replace(given, base=found.base + arg.offset)
         out += raw
     return bytes(out), described
 
 
-def _moved(described: TensorMap, base: int) -> TensorMap:
-    from dataclasses import replace
-
-    return replace(described, base=base)
+def _described(raw: bytes) -> TensorMap | None:
+    """The tensor map in an argument; None where it holds none, or one that cannot be read."""
+    if len(raw) != tensormap.BYTES:
+        return None
+    try:
+        return tensormap.decode(bytes(raw))
+    except ValueError:
+        return None
 
 
 def _after(state: _State, regions: Mapping[str, Region], ran_on: bool) -> Before:

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kgen.gates.ptx.access import load, put, resolve
+from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.matrix import copies
 from kgen.gates.ptx.matrix.tma import TensorMap
 from kgen.gates.ptx.memory import PARAM_WINDOW
 from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, UnsupportedError
+from kgen.gates.ptx.steps.atomic import reduction
 from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.syntax import Address, Instruction, Operand
 from kgen.gates.ptx.tokens import PtxError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 def copy(d: Decoder, i: Instruction) -> Step:
     form = copies.tensor_copy(i.modifiers)
-    if form is None or form.kind == copies.REDUCE:
+    if form is None:
         raise UnsupportedError(i)
     if form.kind == copies.PREFETCH:
         return nothing(d, i)
@@ -51,6 +53,15 @@ def _coordinates(m: "Machine", g: Group, readers: list[Reader]) -> Array:
     return np.stack([read(m, g).view(np.int32).astype(np.int64) for read in readers], axis=1)
 
 
+def _right(m: "Machine", described: TensorMap, g: Group, some: Array, at: Array, places: Array, store: bool) -> Array:
+    """Those of some lanes whose copy the hardware takes; the others are reported."""
+    wrong = described.faults(at[some], store) | ((places[some] & np.uint64(127)) != 0)
+    if wrong.any():
+        text = "a tensor copy needs shared memory at a multiple of 128 bytes and a first coordinate at one of 16 bytes"
+        m.report_lanes(Kind.MISALIGNED, text, g.index[some[wrong]])
+    return some[~wrong]
+
+
 def _words(values: Array, size: int) -> Array:
     """(copies, elements) of `size` bytes -> (copies x n, 4) words of 16 bytes."""
     return np.ascontiguousarray(values).view(np.uint8).reshape(-1, 16).view(np.uint32)
@@ -65,7 +76,8 @@ def _load(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
 
     def step(m: "Machine", g: Group) -> Ended:
         coordinates, starts, barriers = _coordinates(m, g, axes), to(m, g), barrier(m, g)
-        for described, some in _maps(m, where(m, g)):
+        for described, every in _maps(m, where(m, g)):
+            some = _right(m, described, g, every, coordinates, starts, False)
             tile = _fetch(m, described, coordinates[some], g.index[some])
             places, signals, lane = starts[some], barriers[some], np.arange(len(some))
             if mask is not None:
@@ -115,20 +127,25 @@ def _store(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
 
     def step(m: "Machine", g: Group) -> Ended:
         coordinates, sources, marks = _coordinates(m, g, axes), source(m, g), stores_stamp(m, g.index)
-        for described, some in _maps(m, where(m, g)):
+        for described, every in _maps(m, where(m, g)):
+            some = _right(m, described, g, every, coordinates, sources, True)
             index = g.index[some]
             pieces = _chunks(described, sources[some])
             each = len(pieces) // max(len(some), 1)
             lanes = np.repeat(index, each)
             words = load(m, "shared", pieces, lanes, 16, 0, np.repeat(marks[some], each))
             tile = np.ascontiguousarray(words).view(f"u{described.size}").reshape(len(some), -1)
-            addresses, inside = described.global_addresses(coordinates[some])
+            addresses, inside = described.global_addresses(coordinates[some], True)
             owners = np.repeat(index, inside.shape[1]).reshape(inside.shape)[inside]
             stamps = np.repeat(marks[some], inside.shape[1]).reshape(inside.shape)[inside]
             values, places = tile[inside], addresses[inside].astype(np.uint64)
             for target in resolve(m, "global", places, owners, described.size, True):
                 chosen = slice(None) if target.at is None else target.at
-                put(m, target, described.size, values[chosen], 0, stamps[chosen])
+                new = values[chosen]
+                if form.kind == copies.REDUCE:
+                    function = reduction(i, form.reduction, described.dtype.removesuffix(".ftz"))
+                    new = function(target.block.load(target.offsets, described.size), new, None)
+                put(m, target, described.size, new, 3 if form.kind == copies.REDUCE else 0, stamps[chosen])
         return None
 
     return step
