@@ -118,6 +118,37 @@ def test_a_sum_in_float64_rounded_again_would_be_wrong_where_the_fused_one_is_ri
         assert run("fma.rm.f32", a, b | sign, c | sign) == (0x3F800002 | sign if sign else 0x3F800001,)
 
 
+def test_a_subnormal_sum_is_rounded_once() -> None:
+    """2^-127 + 2^-149 + 2^-150 (1 - 2^-46): just under a tie of the subnormal grid, which float64 takes it for."""
+    a, b, c = 0x1A000001, 0x19FFFFFE, 0x00400001  # 2^-75 (1 + 2^-23), 2^-75 (1 - 2^-23)
+    assert run("fma.rn.f32", a, b, c) == (0x00400001,)
+    assert run("fma.rp.f32", a, b, c) == (0x00400002,)
+
+
+@pytest.mark.parametrize("name", ["mul.ftz.f32", "mul.rn.ftz.sat.f32", "fma.rn.ftz.f32"])
+def test_ftz_asks_whether_the_result_is_subnormal_with_exponents_unlimited(name: str) -> None:
+    """On an H200: 2^-126 (1 - 2^-24) has 24 bits, so it is not rounded up and is flushed; 1 - 2^-46 is rounded up."""
+    addend = (0,) if name.startswith("fma") else ()
+    assert run(name, 0x3F7FFFFF, 0x00800000, *addend) == (0,)
+    assert run(name, 0x3F7FFFFE, 0x00800001, *addend) == (0x00800000,)
+
+
+@pytest.mark.parametrize(("kind", "minus"), [("f16", 0x8000), ("bf16", 0x8000), ("f32", 1 << 31), ("f64", 1 << 63)])
+def test_minus_zero_is_less_than_zero(kind: str, minus: int) -> None:
+    for a, b in ((0, minus), (minus, 0)):
+        assert run(f"min.{kind}", a, b) == (minus,) and run(f"max.{kind}", a, b) == (0,)
+    assert run(f"max.{kind}", minus, minus) == (minus,) and run(f"min.{kind}", 0, 0) == (0,)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_exact_integers_go_to_the_even_neighbour_from_the_middle(sign: int) -> None:
+    top = 1 << 63 if sign < 0 else 0
+    for low, want in ((1, 0), (3, 2), (5, 2)):  # (2^53 + low) is half way between multiples of 2
+        assert rounded(sign * ((1 << 53) + low), 0, "rn") == top | 0x4340000000000000 + want
+    assert rounded(sign * ((1 << 53) + 1), 0, "rn", sticky=True) == top | 0x4340000000000001
+    assert rounded(sign, -1075, "rn") == top and rounded(3 * sign, -1075, "rn") == top | 2
+
+
 @pytest.mark.parametrize(
     "name", ["fma.rn.f32", "add.s32", "prmt.b32", "setp.lt.and.f32", "cvt.rn.bf16x2.f32", "lop3.b32"]
 )
