@@ -271,6 +271,22 @@ def test_shared_memory_is_reused_after_a_bulk_store_has_read_it() -> None:
     assert kinds(bad) == {"async-not-waited"}
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("fence.proxy.async.shared::cta;", "", set()),
+        ("", "", {"proxy-fence-missing"}),
+        ("", "fence.proxy.async;", set()),  # by the thread that copies, behind the barrier
+        ("fence.proxy.tensormap::generic.release.gpu;", "", {"proxy-fence-missing"}),
+    ],
+)
+def test_a_bulk_store_sees_what_was_fenced_for_it(before: str, after: str, found: set[str], seed: int) -> None:
+    body = STORE.format(wait="cp.async.bulk.wait_group 0;", after="")
+    body = body.replace("fence.proxy.async.shared::cta;", before).replace("bar.sync 0;", f"bar.sync 0;\n{after}", 1)
+    assert kinds(go(body, seed=seed)[0]) == found
+
+
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_a_box_of_a_described_tensor_lands_swizzled_and_clipped(swizzle: int) -> None:
     """A 5 x 40 tensor of 32-bit elements, boxes of 4 x (swizzle / 4): rows past the end are zero."""

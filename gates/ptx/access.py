@@ -188,6 +188,11 @@ def note_read(m: "Machine", target: Target, width: int, scope: int = 0, stamps: 
             unset &= (flags == 0).any(axis=1)
         if unset.any():
             m.report(Kind.UNINITIALISED, "reads what was never written", target.keep(unset))
+    if stamps is not None and tensor is None:
+        hidden = region.hidden(m.clocks, target.offsets, width, target.index)
+        if hidden.any():
+            text = "an asynchronous read of what an ordinary store wrote, without fence.proxy.async between the two"
+            m.report(Kind.PROXY, text, target.keep(hidden))
     made = m.clocks.stamps(target.index, scope) if stamps is None else stamps
     conflict = region.read(m.clocks, target.offsets, width, target.index, made, m.pc)
     if conflict is not None:

@@ -1,8 +1,10 @@
 """What each warp knows of what others did: vector clocks over agents.
 
-An agent is a warp, the asynchronous work of a warp (cp.async; bulk stores; wgmma), or an mbarrier (the copies that complete
-on it). A row per resident warp, a column per agent of its cluster, or of the whole grid when the kernel synchronises
-CTAs through global memory. The last column is the grid before this one, known after griddepcontrol.wait.
+An agent is a warp, the asynchronous work of a warp (cp.async; bulk stores; wgmma), or an mbarrier (the copies that
+complete on it). A row per resident warp, a column per agent of its cluster, or of the whole grid when the kernel
+synchronises CTAs through global memory. The last of these columns is the grid before this one, known after
+griddepcontrol.wait. Where bulk copies or wgmma read shared memory there are as many columns again: what is known to be
+visible to them, after fence.proxy.async.
 
 A stamp is what an access leaves on a granule of memory: agent << 38 | lane << 32 | scope << 30 | clock; 0: never.
 `scope` 0: a weak access; 1, 2, 3: strong at CTA, cluster, device scope. Clocks start at 1.
@@ -29,7 +31,9 @@ MAX_BYTES = 1 << 30
 class Clocks:
     """`blind`: too many warps to follow what CTAs tell each other; accesses of other CTAs are then never judged."""
 
-    def __init__(self, geometry: Geometry, ctas: Array, lanes: Lanes, whole: bool, barriers: bool) -> None:
+    def __init__(
+        self, geometry: Geometry, ctas: Array, lanes: Lanes, whole: bool, barriers: bool, proxy: bool = False
+    ) -> None:
         warps, size = geometry.warps, geometry.cluster_size
         self.agents = OWN * warps + (MAX_BARRIERS if barriers else 0)
         self.lanes, self.warps, self.cluster = lanes, warps, size
@@ -47,8 +51,9 @@ class Clocks:
         self.place = self._places(geometry)
         self.own = self.place[self.cta_of_row] * self.agents + warp
         self.first = np.zeros(lanes.rows, np.int64) if whole else self._cluster_first()
-        self.columns = columns
-        self.vc = np.zeros((lanes.rows, columns), np.uint32)
+        self.width = columns  # of what is known; the columns behind are what is visible to asynchronous reads
+        self.columns = 2 * columns if proxy else columns
+        self.vc = np.zeros((lanes.rows, self.columns), np.uint32)
         self._at = np.arange(lanes.rows)
         # cp.async copies that a warp has waited for since its lanes were last in step: each lane knows its own
         self.copies = np.zeros(lanes.rows, np.int64)  # ... known to all lanes before that wait
@@ -97,7 +102,7 @@ class Clocks:
         row = self.lanes.row[index][:, None]
         agent = (stamps >> AGENT).view(np.int64)
         column = agent - self.first[row]
-        inside = (column >= 0) & (column < self.columns - 1)
+        inside = (column >= 0) & (column < self.width - 1)
         everywhere = bool(inside.all())
         seen = np.take(
             self.vc.reshape(-1), row * self.columns + (column if everywhere else np.where(inside, column, 0))
@@ -122,7 +127,25 @@ class Clocks:
         found: Array = copied & (lane != self.lanes.lane[index][:, None])
         return found
 
+    def hidden(self, stamps: Array, index: Array) -> Array:
+        """Ordinary writes, and those of cp.async, that no fence.proxy.async has shown to asynchronous reads. (n, k)."""
+        if self.columns == self.width:
+            return np.zeros(stamps.shape, np.bool_)
+        row = self.lanes.row[index][:, None]
+        agent = (stamps >> AGENT).view(np.int64)
+        column = agent - self.first[row]
+        ordinary = (column >= 0) & (column < self.width - 1) & (agent % self.agents < 2 * self.warps) & (stamps != 0)
+        seen = self.vc[row, self.width + np.where(ordinary, column, 0)]
+        found: Array = ordinary & (seen < (stamps & CLOCK_MASK).view(np.int64))
+        return found
+
     # -- what warps learn
+
+    def show(self, rows: Array) -> None:
+        """fence.proxy.async: what the warps know is visible to asynchronous reads from now on."""
+        if self.columns > self.width:
+            self.vc[rows, self.width :] = np.maximum(self.vc[rows, self.width :], self.vc[rows, : self.width])
+            self.tick(rows)
 
     def tick(self, rows: Array | None = None) -> None:
         """What the warps do from now on is later than all before."""
@@ -150,7 +173,7 @@ class Clocks:
         return place * self.agents + OWN * self.warps + slot
 
     def after_predecessor(self, rows: Array) -> None:
-        self.vc[rows, -1] = 1
+        self.vc[rows, self.width - 1] = 1
 
     def knows_predecessor(self, index: Array) -> Array:
-        return self.vc[self.lanes.row[index], -1] > 0
+        return self.vc[self.lanes.row[index], self.width - 1] > 0

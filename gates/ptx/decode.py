@@ -113,6 +113,7 @@ def plan(module: Module, entry: Entry, space: Space) -> Plan:
         _granules(entry),
         d.spins,
         any(order.across(i) for i in entry.instructions),
+        any(i.opcode == "wgmma" or (i.opcode == "cp" and "bulk_group" in i.modifiers) for i in entry.instructions),
         frozenset(i.opcode for i in entry.instructions),
     )
 

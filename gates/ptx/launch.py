@@ -70,7 +70,8 @@ class Buffer:
 @dataclass(frozen=True)
 class Result:
     """`outputs`: bytes by name of every buffer that may be written. `warps`, `lanes`: instructions executed by warps
-    and by threads. `skipped`: the instruction that is not known, else "". `stopped`: the limit that was used up, else "".
+    and by threads. `skipped`: the instruction that is not known. `stopped`: the limit that was used up, or where the
+    run cannot go on. Both are "" for a run to the end.
     """
 
     outputs: Mapping[str, Array]

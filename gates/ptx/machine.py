@@ -94,7 +94,7 @@ class Machine:
         self.shared_region = Region(len(self.shared.data), plan.granules["shared"])
         self.local = Block(np.zeros(max(self.local_size * self.lanes.count, 32), np.uint8))
         self.params = Block(np.frombuffer(params + bytes(-len(params) % 32 + 32), np.uint8).copy())
-        self.clocks = Clocks(geometry, ctas, self.lanes, plan.whole_grid, "mbarrier" in plan.uses)
+        self.clocks = Clocks(geometry, ctas, self.lanes, plan.whole_grid, "mbarrier" in plan.uses, plan.proxy)
         self.rng = np.random.default_rng(run.seed)
         self.ready = Ready(self.lanes, plan.ranks, run.seed)
         self.barriers, self.cluster, self.mbarriers = CtaBarriers(self), ClusterBarrier(self), Mbarriers(self)

@@ -46,6 +46,7 @@ class Plan:
     granules: Mapping[str, int]  # "shared", "global" -> bytes of the narrowest access
     spins: Mapping[int, bool]  # branch backwards -> whether it can wait for another thread
     whole_grid: bool  # CTAs may synchronise through global memory
+    proxy: bool  # shared memory is read asynchronously
     uses: frozenset[str] = field(default_factory=frozenset)  # opcodes
 
 

@@ -49,6 +49,12 @@ class Region:
         rows, at = self._rows(self.writes, offsets, width)
         return (np.take(rows, at, axis=0) == 0).any(axis=1)
 
+    def hidden(self, clocks: Clocks, offsets: Array, width: int, index: Array) -> Array:
+        """Whether each asynchronous read meets writes that are not visible to it."""
+        rows, at = self._rows(self.writes, offsets, width)
+        found: Array = clocks.hidden(np.take(rows, at, axis=0), index).any(axis=1)
+        return found
+
     def read(
         self, clocks: Clocks, offsets: Array, width: int, index: Array, stamps: Array, instruction: int
     ) -> Conflict | None:

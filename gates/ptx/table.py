@@ -1,4 +1,4 @@
-"""What the interpreter knows, as one list: register instructions, matrix instructions, and what the machine executes."""
+"""What the interpreter knows, as one list: register and matrix instructions, and what the machine executes."""
 
 from kgen.gates.ptx.arith import supported as registers
 from kgen.gates.ptx.decode import MAKERS

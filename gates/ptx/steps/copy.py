@@ -1,7 +1,7 @@
 """cp.async with its groups, and bulk copies between global and shared memory.
 
 Bytes move at once; that nobody may look at them before a wait is the shadow's affair: they carry the stamp of the
-copy's agent. Orders between the generic and the asynchronous proxy (fence.proxy.async) are not checked.
+copy's agent. That a bulk copy writes over what was read or written before needs no fence here but the usual order.
 """
 
 from collections.abc import Iterator

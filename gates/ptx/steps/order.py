@@ -76,10 +76,13 @@ def heard(m: "Machine", g: Group, space: str, addresses: Array, acquires: bool) 
 
 
 def fence(d: Decoder, i: Instruction) -> Step:
-    """fence and membar order memory; fence.proxy and fence.mbarrier_init order what is in order here anyway."""
+    """fence and membar order memory; fence.proxy.async shows shared memory to asynchronous reads. Others do nothing."""
     silent = any(m.startswith(("proxy", "mbarrier_init")) for m in i.modifiers)
+    shows = i.modifiers[:2] == ("proxy", "async") and "global" not in i.modifiers
 
     def step(m: "Machine", g: Group) -> Ended:
+        if shows:
+            m.clocks.show(g.rows)
         if silent:
             return None
         rows = g.rows
