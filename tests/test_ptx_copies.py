@@ -210,6 +210,15 @@ def test_a_cluster_reads_its_peers_after_the_cluster_barrier(seed: int) -> None:
     assert "race" in kinds(go(PEER.replace("{before}", relaxed), block=1, grid=8, cluster=4, seed=seed)[0])
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_cta_whose_memory_is_read_by_peers_stays_until_they_have_read(seed: int) -> None:
+    barrier = "barrier.cluster.arrive;\nbarrier.cluster.wait;"
+    body = PEER.replace("{before}", barrier)
+    assert body.endswith(barrier)
+    result, _ = go(body.removesuffix(barrier), block=1, grid=8, cluster=4, seed=seed)
+    assert kinds(result) == {"cluster-exit"}
+
+
 def test_a_rank_beyond_the_cluster_is_out_of_bounds() -> None:
     body = "mapa.shared::cluster.u32 %r7, %r0, 2;\nst.shared::cluster.b32 [%r7], %r1;"
     assert kinds(go(body, block=1, grid=2, cluster=2)[0]) == {"out-of-bounds"}

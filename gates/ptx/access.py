@@ -135,6 +135,9 @@ def _shared(
         peer = np.minimum(rank - 1, size)  # beyond the cluster: out of bounds below
         low = np.where((rank > 0) & (peer < size), low & ((1 << RANK_BITS) - 1), low)
         cta = np.where((rank > 0) & (peer < size), cta // size * size + peer, cta)
+        if m.ended.any() and (late := m.ended[cta]).any():
+            lost = Target(m.shared, m.shared_region, None, low, index, addresses, at, m.shared_stride)
+            m.report(Kind.CLUSTER, "shared memory of a CTA that has ended", lost.keep(late))
     local = low - SHARED_START
     offsets = cta * m.shared_stride + local
     given = Target(m.shared, m.shared_region, None, offsets, index, addresses, at, m.shared_stride)

@@ -13,6 +13,7 @@ class Kind(enum.StrEnum):
     UNINITIALISED = "uninitialised"
     RACE = "race"
     ASYNC = "async-not-waited"  # touches what an asynchronous copy may still be moving
+    CLUSTER = "cluster-exit"  # shared memory of a CTA that may have ended
     PROXY = "proxy-fence-missing"  # an asynchronous read of what an ordinary store wrote
     PDL = "pdl-wait-missing"
     INPUT_WRITTEN = "input-written"

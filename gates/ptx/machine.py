@@ -109,6 +109,7 @@ class Machine:
         self.sync: dict[tuple[int, int], Array] = {}  # (block, offset) -> what releases there told
         self.marks: dict[int, Array] = {}  # register -> lanes whose index arithmetic wrapped around
         self.waited = np.zeros(self.lanes.rows, np.bool_)
+        self.ended = np.zeros(len(ctas), np.bool_)  # CTAs of clusters
         self.pc, self.mutations = 0, 0
         self._clock = 0
 
@@ -157,6 +158,8 @@ class Machine:
         if not tensor.writable:
             return None
         if tensor.name not in self._regions:
+            if len(tensor.data) // self.plan.granules["global"] * 32 > self.run.limits.bytes:
+                raise StoppedError(f"the shadow of {tensor.name} does not fit into the memory budget")
             self._regions[tensor.name] = Region(len(tensor.data), self.plan.granules["global"])
         return self._regions[tensor.name]
 
@@ -277,8 +280,21 @@ class Machine:
 
     def exit(self, group: Group) -> None:
         self.lanes.exit(group.dense)
+        if self.geometry.cluster_size > 1:
+            self._leave(group)
         self.mutations += 1
         if self.lanes.alive:
             self.ready.unstall()
             self.barriers.check()
             self.cluster.check()
+
+    def _leave(self, group: Group) -> None:
+        """CTAs that end here while others of their cluster may still touch their shared memory."""
+        alive = self.lanes.live.reshape(self.lanes.ctas, -1).any(axis=1)
+        gone = np.unique(self.lanes.cta[group.index])
+        for cta in gone[~alive[gone]].tolist():
+            self.ended[cta] = True
+            lane = int(group.index[np.searchsorted(self.lanes.cta[group.index], cta, side="right") - 1])
+            text = "the CTA ends while another one of its cluster may still use its shared memory"
+            if self.shared_region.foreign(self.clocks, cta, self.shared_stride, lane).any():
+                self.report_lanes(Kind.CLUSTER, text, np.array([lane]))

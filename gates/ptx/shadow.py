@@ -109,6 +109,18 @@ class Region:
         found: Array = np.flatnonzero((np.take(rows, at, axis=0) != stamps[:, None]).any(axis=1))
         return found
 
+    def foreign(self, clocks: Clocks, cta: int, stride: int, lane: int) -> Array:
+        """Granules of a CTA's shared memory that another CTA used without order before what `lane` does now."""
+        part = slice(cta * stride // self.granule, (cta + 1) * stride // self.granule)
+        place = clocks.place[clocks.ctas[cta]]
+        found = np.zeros(part.stop - part.start, np.bool_)
+        for array in (self.writes, self.reads, self.others):
+            stamps = array[part]
+            other = (stamps != 0) & ((stamps >> AGENT).astype(np.int64) // clocks.agents != place)
+            at = np.flatnonzero(other)
+            found[at] |= ~clocks.ordered(stamps[at][:, None], np.full(len(at), lane))[:, 0]
+        return found
+
     def _judge(
         self,
         clocks: Clocks,
