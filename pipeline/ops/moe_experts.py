@@ -54,6 +54,7 @@ ROUTED = {  # family or scenario -> routing; the others are uniform
 }
 SPREAD = 2.926 * math.sqrt(1.75)  # rms of uniform e2m1 codes, times that of scales spread over 2^-1, 1 and 2
 HIDDEN_RMS = 0.55  # of SiTU(g, u) for unit normal g and u
+AT_ONCE = 16  # experts that the reference unpacks together
 FAR, NEAR = 96, 20  # exponents that the e8m0 family moves between activations and weights, at most
 
 
@@ -143,7 +144,7 @@ class MoeExperts(Op):
         return Stock(HIDDEN_SCALE[problem.dims] if problem.axes["acts"] == "mxfp8" else None, compile)
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
-        """One expert at a time: never more than its 4 I latent float64 values beside the rows."""
+        """AT_ONCE experts at a time: never more than their 4 I latent float64 values each beside the rows."""
         mx, hidden_scale = problem.axes["acts"] == "mxfp8", HIDDEN_SCALE[problem.dims]
         t = _tensors(values)
         ids = t["ids"]
@@ -154,14 +155,19 @@ class MoeExperts(Op):
         x = t["lat"].double()
         x = mxfp8_round(x, ScaleRule.ROUND_UP) if rounded and mx else x
         found = torch.zeros((*ids.shape, x.shape[1]), dtype=torch.float64, device=x.device)
-        for e in _distinct(ids):
-            token, slot = torch.nonzero(ids == e, as_tuple=True)
-            gu = x[token] @ mxfp4_unpack(t["w13"][e], t["s13"][e], torch.float64).T
+        named = torch.tensor(_distinct(ids), dtype=torch.int64, device=x.device)
+        for start in range(0, named.numel(), AT_ONCE):
+            some = named[start : start + AT_ONCE]
+            expert, token, slot, place = _served(ids, some)
+            rows = x.new_zeros(some.numel(), int(place.max()) + 1, x.shape[1])
+            rows[expert, place] = x[token]
+            gu = rows @ mxfp4_unpack(t["w13"][some], t["s13"][some], torch.float64).mT
             gate, up = (gu if mx else r(gu)).chunk(2, dim=-1)
             h = situ(gate, up)
             if rounded:
                 h = mxfp8_round(h, hidden_scale) if mx else r(h)
-            found[token, slot] = r(h @ mxfp4_unpack(t["w2"][e], t["s2"][e], torch.float64).T)
+            out = r(h @ mxfp4_unpack(t["w2"][some], t["s2"][some], torch.float64).mT)
+            found[token, slot] = out[expert, place]
         weight = torch.where(ids >= 0, t["w"], 0.0).double()
         return {"part": r((found * weight[..., None]).sum(1))}
 
@@ -198,6 +204,13 @@ def _tensors(values: Values) -> dict[str, torch.Tensor]:
 def _distinct(ids: torch.Tensor) -> list[int]:
     """The experts that some slot names."""
     return sorted(set(ids.flatten().tolist()) - {-1})
+
+
+def _served(ids: torch.Tensor, some: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of every (token, slot) that names one of `some`: position of the expert there, token, slot, place in its rows."""
+    expert, token, slot = torch.nonzero(ids == some[:, None, None], as_tuple=True)  # in the order of the experts
+    first = torch.searchsorted(expert, expert)
+    return expert, token, slot, torch.arange(expert.numel(), device=ids.device) - first
 
 
 def _codes(gen: torch.Generator, experts: int, out: int, k: int, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
