@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from kgen.gates.ptx.arith.record import UNSIGNED, Array, Entries, Function, Pure, halves, joined, typed, width
+from kgen.gates.ptx.arith.record import UNSIGNED, Array, Entries, Function, Pure, halves, joined, raw, typed, width
 
 WORD, FULL = np.uint32(32), np.uint32(0xFFFFFFFF)
 MOVED = ("pred", "b16", "b32", "b64", "b128", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64")
@@ -24,11 +24,15 @@ def shifted(a: Array, count: Array, kind: str, left: bool) -> Array:
     """a shifted by a u32 count; counts beyond the width act like the width."""
     bits = width(kind)
     value = typed(a, kind)
+    beyond = count >= np.uint32(bits)
+    if not beyond.any():
+        by = count.astype(value.dtype)
+        return raw(value << by if left else value >> by)
     by = np.minimum(count, np.uint32(bits - 1)).astype(value.dtype)
     result: Array = value << by if left else value >> by
     if not left and kind[0] == "s":
         return result.view(a.dtype)  # the sign has filled it already
-    return np.asarray(np.where(count >= np.uint32(bits), a.dtype.type(0), result))
+    return np.asarray(np.where(beyond, a.dtype.type(0), result))
 
 
 def funnel(low: Array, high: Array, count: Array, left: bool, wrap: bool) -> Array:

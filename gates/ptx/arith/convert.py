@@ -106,7 +106,8 @@ def narrow(bits: Array, source: str, into: str, rounding: str, satfinite: bool =
         if into == "bf16":
             last = (bits >> np.uint32(16)) & np.uint32(1)
             code = ((bits + np.uint32(0x7FFF) + last) >> np.uint32(16)).astype(np.uint16)
-            return np.where(is_nan(bits, "f32"), np.uint16(BF16.nan), code)
+            nan = is_nan(bits, "f32")
+            return np.where(nan, np.uint16(BF16.nan), code) if nan.any() else code
         if into == "f16":
             with np.errstate(all="ignore"):
                 code = bits.view(np.float32).astype(np.float16).view(np.uint16)

@@ -120,9 +120,21 @@ EXACT: dict[str, exact64.Lane] = {
 OPERANDS = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "div": 2, "rcp": 1, "sqrt": 1}
 
 
+def _plain(native: Callable[..., Array]) -> Function:
+    """f32 to nearest without modifiers: the hot case, with nothing around NumPy's own."""
+
+    def run(*operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            return (canonical(native(*[a.view(np.float32) for a in operands])),)
+
+    return run
+
+
 def function32(op: str, rounding: str, ftz: bool, sat: bool, kinds: tuple[str, ...] = ()) -> Function:
     """An f32 instruction; `kinds` are the operands' types where they are not all f32."""
     native, wide = NATIVE[op], WIDE[op]
+    if rounding == "rn" and not (ftz or sat or kinds):
+        return _plain(native)
     kinds = kinds or ("f32",) * OPERANDS[op]
 
     def run(*operands: Array) -> tuple[Array, ...]:
