@@ -62,3 +62,13 @@ def test_stored_weights_answer_short_items_that_training_never_saw(task: str) ->
     export.load_into(model, tensors)
     batches = [to_device(pack(job), "cpu") for job in Exam(task, 64, 32).jobs(2048, 5)]
     assert accuracy(model, batches, quantise=False) >= 0.9
+
+
+def test_the_documented_accuracy_is_the_logs() -> None:
+    found = next(line["accuracy"] for line in reversed(lines()) if line["kind"] == "eval")
+    assert isinstance(found, dict)
+    text = (Path(__file__).parent.parent / "docs" / "model.md").read_text()
+    for task in TASKS:
+        lengths = [(name.split("@")[1], share) for name, share in found.items() if name.startswith(f"{task}@")]
+        row = ", ".join(f"{100 * share:.1f} % at {length}" for length, share in lengths)
+        assert f"| `{task}` | {row} |" in text
