@@ -4,8 +4,7 @@ A faulty access is reported and left out: it reads zeros and writes nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,6 @@ import numpy.typing as npt
 from kgen.gates.ptx.clocks import AGENT
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.memory import (
-    ADDRESS_BITS,
     LOCAL_WINDOW,
     PARAM_WINDOW,
     RANK_BITS,
@@ -21,38 +19,13 @@ from kgen.gates.ptx.memory import (
     SHARED_WINDOW,
     WORD,
     Block,
-    Tensor,
 )
-from kgen.gates.ptx.shadow import Conflict, Region
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
+from kgen.gates.ptx.shadow import Conflict
+from kgen.gates.ptx.state import Machine
+from kgen.gates.ptx.target import Target
 
 Array = npt.NDArray[Any]
 LOW = np.uint64((1 << 32) - 1)
-
-
-@dataclass
-class Target:
-    """Accesses of some lanes (`index`) to one block of bytes. `at`: positions in the group's vector, None for all."""
-
-    block: Block
-    region: Region | None
-    tensor: Tensor | None
-    offsets: Array
-    index: Array
-    addresses: Array
-    at: Array | None
-    stride: int = 0  # of shared and local memory: bytes of one CTA or lane
-
-    def name(self) -> str:
-        return self.tensor.name if self.tensor else "shared" if self.region else "local"
-
-    def keep(self, chosen: Array) -> "Target":
-        """Those at positions `chosen` (a mask or numbers) alone."""
-        at = np.arange(len(self.offsets)) if self.at is None else self.at
-        parts = (self.offsets[chosen], self.index[chosen], self.addresses[chosen], at[chosen])
-        return Target(self.block, self.region, self.tensor, *parts, self.stride)
 
 
 def resolve(m: "Machine", space: str, addresses: Array, index: Array, width: int, writes: bool) -> Iterator[Target]:
@@ -225,7 +198,8 @@ def put(m: "Machine", target: Target, width: int, values: Array, scope: int = 0,
         if conflict.wrote:  # the same value again does no harm
             now = target.block.load(target.offsets[conflict.at], width)
             differs = _differs(now, values[conflict.at])
-            conflict = Conflict(*(a[differs] for a in (conflict.at, conflict.stamp, conflict.instruction)), True)
+            kept = (conflict.at[differs], conflict.stamp[differs], conflict.instruction[differs])
+            conflict = Conflict(*kept, True)
         if len(conflict.at):
             _race(m, target, conflict, "writes")
     target.block.store(target.offsets, width, values)
@@ -256,14 +230,3 @@ def _race(m: "Machine", target: Target, conflict: Conflict, does: str) -> None:
         f"{does} what {who}{where} {did} at line {other.line} (`{other.text[:80]}`), with no order between the two"
     )
     m.report(Kind.ASYNC if asynchronous else Kind.RACE, message, target.keep(conflict.at))
-
-
-def place(m: "Machine", target: Target, position: int) -> tuple[str, tuple[int, ...], int]:
-    """Tensor name, element index and address of one access, for a finding."""
-    address = int(target.addresses[position])
-    if target.tensor is not None:
-        return target.tensor.name, target.tensor.index(int(target.offsets[position])), address
-    if target.region is not None:
-        return "shared", ((address & ((1 << RANK_BITS) - 1)) - SHARED_START,), address
-    tensor, offset = m.space.at(address) if address >> ADDRESS_BITS else (None, 0)
-    return (tensor.name, tensor.index(offset), address) if tensor else ("", (), address)

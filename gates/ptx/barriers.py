@@ -3,17 +3,15 @@
 Barriers count warps: one whose lanes have parted waits until all of its live lanes have come.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.geometry import WARP
+from kgen.gates.ptx.state import Machine
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 Array = npt.NDArray[Any]
 BARRIERS = 16
@@ -84,7 +82,7 @@ class CtaBarriers:
         if (self._needed[cta, number][open_] != needed).any():
             m.report_rows(Kind.BARRIER, f"barrier {number} is used with other thread counts at the same time", rows)
         self._needed[cta, number] = needed
-        np.add.at(self._arrived, (cta, number), 1)
+        np.add.at(self._arrived, (cta, np.full(len(cta), number)), 1)
 
     def check(self) -> None:
         """Lets go every barrier at which all have come."""

@@ -176,4 +176,5 @@ class Clocks:
         self.vc[rows, self.width - 1] = 1
 
     def knows_predecessor(self, index: Array) -> Array:
-        return self.vc[self.lanes.row[index], self.width - 1] > 0
+        found: Array = self.vc[self.lanes.row[index], self.width - 1] > 0
+        return found

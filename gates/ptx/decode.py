@@ -3,8 +3,10 @@
 from collections.abc import Callable
 
 from kgen.gates.ptx import flow, overflow
+from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.memory import Space
-from kgen.gates.ptx.plan import Decoder, Ended, Plan, Step, UnsupportedError
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Ended, Plan, Step
 from kgen.gates.ptx.steps import atomic, control, copy, matrix, memory, order, register, remote, sync, warp, wgmma
 from kgen.gates.ptx.syntax import Entry, Instruction, Module, Not, Reg
 from kgen.gates.ptx.tokens import PtxError
@@ -56,6 +58,7 @@ GENERIC = "generic"
 
 def step(d: Decoder, i: Instruction) -> Step:
     """Raises UnsupportedError for an instruction that nothing knows, PtxError for a malformed one."""
+    made: Step | None
     try:
         if i.opcode in ("st", "red") and i.modifiers[:1] == ("async",):
             made = remote.store(d, i)

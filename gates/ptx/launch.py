@@ -18,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kgen.gates.ptx import memory
+from kgen.gates.ptx.budget import Before, Limits, Run, StoppedError, UnsupportedError
 from kgen.gates.ptx.decode import plan
 from kgen.gates.ptx.findings import Finding, Log
 from kgen.gates.ptx.geometry import Geometry
-from kgen.gates.ptx.machine import Before, Limits, Machine, Run, StoppedError
+from kgen.gates.ptx.machine import Wave
 from kgen.gates.ptx.matrix import tensormap
 from kgen.gates.ptx.matrix.tma import TensorMap
 from kgen.gates.ptx.memory import Space
 from kgen.gates.ptx.parse import parse
-from kgen.gates.ptx.plan import Plan, UnsupportedError
 from kgen.gates.ptx.shadow import Region
+from kgen.gates.ptx.state import Plan
 from kgen.gates.ptx.syntax import Entry, Module
 from kgen.gates.ptx.tokens import PtxError
 from kgen.records import Launch
@@ -144,7 +145,7 @@ def _launch(state: _State, module: Module, launch: Launch, number: int, maps: Ma
     rng = np.random.default_rng(state.run.seed) if state.run.seed else None
     waited = False
     for ctas in geometry.waves(made.whole_grid or bool(launch.attributes.get("cooperative")), rng):
-        machine = Machine(state.run, made, geometry, ctas, params, regions, state.before, described)
+        machine = Wave(state.run, made, geometry, ctas, params, regions, state.before, described)
         whole = machine.start()
         waited = waited or bool(machine.waited.any())
         if not whole:
@@ -174,7 +175,7 @@ def _parameters(
                 )
             if param.size >= 8:
                 raw[:8] = (found.base + arg.offset).to_bytes(8, "little")
-            if (given := maps.get(number) or _described(raw)) is not None:
+            if (given := maps.get(number) or _described(bytes(raw))) is not None:
                 described[len(out)] = replace(given, base=found.base + arg.offset)
         out += raw
     return bytes(out), described
@@ -185,7 +186,7 @@ def _described(raw: bytes) -> TensorMap | None:
     if len(raw) != tensormap.BYTES:
         return None
     try:
-        return tensormap.decode(bytes(raw))
+        return tensormap.decode(raw)
     except ValueError:
         return None
 

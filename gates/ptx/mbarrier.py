@@ -1,6 +1,6 @@
 """mbarrier objects in shared memory: arrivals, transactions, phases, and what a wait teaches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,10 +8,8 @@ import numpy.typing as npt
 from kgen.gates.ptx.access import resolve
 from kgen.gates.ptx.clocks import MAX_BARRIERS
 from kgen.gates.ptx.findings import Kind
+from kgen.gates.ptx.state import Machine
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 Array = npt.NDArray[Any]
 

@@ -6,18 +6,15 @@ a marked address is a finding. Not followed: values that went through memory, sh
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kgen.gates.ptx.access import Target
 from kgen.gates.ptx.findings import Kind
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Step
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Array, Ended, Machine, Step
 from kgen.gates.ptx.syntax import Address, Entry, Instruction, Operand, Reg
+from kgen.gates.ptx.target import Target
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 CHECKED = ("add", "sub", "mul", "mad", "shl")
 CARRIES = ("mov", "selp", "cvt", "min", "max", "cvta", "neg", *CHECKED)

@@ -1,8 +1,7 @@
 """An entry made ready to run: one closure per instruction, registers by number, where its variables lie."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,44 +9,14 @@ import numpy.typing as npt
 from kgen.gates.ptx import flow
 from kgen.gates.ptx.arith import fit, width
 from kgen.gates.ptx.memory import SHARED_START, Space, Tensor
+from kgen.gates.ptx.state import Machine, Reader
 from kgen.gates.ptx.syntax import Address, Entry, Imm, Instruction, Module, Not, Operand, Reg, Sym, Variable, Vector
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
-
 Array = npt.NDArray[Any]
-# None: the group goes on; a group: only these lanes go on; False: none does (parked, gone or ready elsewhere)
-Ended = Group | bool | None
-Step = Callable[["Machine", Group], Ended]
-Reader = Callable[["Machine", Group], Array]
 REGISTER_BITS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128}
 NUMBER: dict[int, Any] = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-
-
-class UnsupportedError(Exception):
-    """An instruction that the interpreter does not know: the run is skipped, and this names it."""
-
-    def __init__(self, instruction: Instruction, why: str = "") -> None:
-        super().__init__(f"{instruction.name}{f' ({why})' if why else ''} at PTX line {instruction.line}")
-
-
-@dataclass
-class Plan:
-    entry: Entry
-    instructions: tuple[Instruction, ...]
-    steps: list[Step]
-    kinds: list[str]  # of registers, by number
-    leaders: frozenset[int]
-    ranks: list[int]
-    shared: int  # bytes of static shared memory
-    local: int  # bytes of one thread's local memory
-    granules: Mapping[str, int]  # "shared", "global" -> bytes of the narrowest access
-    spins: Mapping[int, bool]  # branch backwards -> whether it can wait for another thread
-    whole_grid: bool  # CTAs may synchronise through global memory
-    proxy: bool  # shared memory is read asynchronously
-    uses: frozenset[str] = field(default_factory=frozenset)  # opcodes
 
 
 class Decoder:

@@ -47,12 +47,13 @@ class Region:
     def unwritten(self, offsets: Array, width: int) -> Array:
         """Whether any byte of each access was not written here."""
         rows, at = self._rows(self.writes, offsets, width)
-        return (np.take(rows, at, axis=0) == 0).any(axis=1)
+        found: Array = np.any(np.take(rows, at, axis=0) == 0, axis=1)
+        return found
 
     def hidden(self, clocks: Clocks, offsets: Array, width: int, index: Array) -> Array:
         """Whether each asynchronous read meets writes that are not visible to it."""
         rows, at = self._rows(self.writes, offsets, width)
-        found: Array = clocks.hidden(np.take(rows, at, axis=0), index).any(axis=1)
+        found: Array = np.any(clocks.hidden(np.take(rows, at, axis=0), index), axis=1)
         return found
 
     def read(

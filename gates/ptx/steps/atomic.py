@@ -1,21 +1,19 @@
 """atom and red: read, compute, write as one step, lane after lane where they meet at one address."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kgen.gates.ptx.access import note_read, put, resolve
 from kgen.gates.ptx.arith import lookup, width
+from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.memory import WORD
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Step, UnsupportedError, sized
+from kgen.gates.ptx.plan import Decoder, sized
+from kgen.gates.ptx.state import Array, Ended, Machine, Step
 from kgen.gates.ptx.steps import order
 from kgen.gates.ptx.steps.memory import SPACES, VECTORS
 from kgen.gates.ptx.syntax import Instruction
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 Function = Callable[[Array, Array, Array | None], Array]  # old, b, c -> new
 IGNORED = ("noftz", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys")

@@ -1,16 +1,12 @@
 """Branches and ends, and instructions that change nothing that is observed here."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kgen.gates.ptx import flow
-from kgen.gates.ptx.plan import Decoder, Ended, Step
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Ended, Machine, Step
 from kgen.gates.ptx.syntax import Instruction, Not, Reg
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 
 def bra(d: Decoder, i: Instruction) -> Step:

@@ -1,20 +1,17 @@
 """mma.sync, ldmatrix, stmatrix, movmatrix and wgmma, by the pure functions of `matrix`."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kgen.gates.ptx.access import load, store
+from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.geometry import WARP
 from kgen.gates.ptx.matrix import mma as forms
 from kgen.gates.ptx.matrix import warp as copies
-from kgen.gates.ptx.plan import Array, Decoder, Reader, Step, UnsupportedError
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Array, Machine, Reader, Step
 from kgen.gates.ptx.steps.warp import synced
 from kgen.gates.ptx.syntax import Instruction
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 
 def by_warp(m: "Machine", g: Group, register: Array) -> Array:

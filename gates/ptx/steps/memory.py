@@ -1,19 +1,18 @@
 """ld and st of all spaces, prefetches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kgen.gates.ptx.access import load, store
 from kgen.gates.ptx.arith import width
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Step, UnsupportedError, sized
+from kgen.gates.ptx.budget import UnsupportedError
+from kgen.gates.ptx.plan import Decoder, sized
+from kgen.gates.ptx.state import Array, Ended, Machine, Step
 from kgen.gates.ptx.steps import order
 from kgen.gates.ptx.syntax import Address, Instruction, Sym
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry")
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}

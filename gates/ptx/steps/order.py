@@ -4,17 +4,14 @@ Accesses without .volatile, .relaxed, .acquire or .release tell nothing. A relea
 before (a release sequence of atomics), an acquire learns all of it.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from kgen.gates.ptx.access import Target, resolve
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Step
+from kgen.gates.ptx.access import resolve
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Array, Ended, Machine, Step
 from kgen.gates.ptx.syntax import Instruction
+from kgen.gates.ptx.target import Target
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 SCOPES = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 3}
 STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")

@@ -1,18 +1,14 @@
 """Instructions on registers alone: whatever `arith` knows, vector moves, conversions of addresses."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kgen.gates.ptx.arith import Pure, lookup, pack, unpack, width
-from kgen.gates.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
-from kgen.gates.ptx.plan import Array, Decoder, Reader, Step, sized
+from kgen.gates.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, RANK_BITS, SHARED_WINDOW
+from kgen.gates.ptx.plan import Decoder, sized
+from kgen.gates.ptx.state import Array, Machine, Reader, Step
 from kgen.gates.ptx.syntax import Imm, Instruction, Operand, Pair, Sym, Vector
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
 
@@ -124,8 +120,6 @@ def isspacep(d: Decoder, i: Instruction) -> Step:
 
 def mapa(d: Decoder, i: Instruction) -> Step:
     """mapa.shared::cluster: the same shared variable in another CTA of the cluster."""
-    from kgen.gates.ptx.memory import RANK_BITS
-
     generic = not i.modifiers[0].startswith("shared")
     kind = i.modifiers[-1]
     number, address, rank = (
@@ -147,8 +141,6 @@ def mapa(d: Decoder, i: Instruction) -> Step:
 
 
 def getctarank(d: Decoder, i: Instruction) -> Step:
-    from kgen.gates.ptx.memory import RANK_BITS
-
     number, address = d.number(i.operands[0], i), d.source(i.operands[1], i.modifiers[-1], i)
 
     def step(m: "Machine", g: Group) -> None:

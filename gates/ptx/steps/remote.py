@@ -1,17 +1,14 @@
 """st.async and red.async: stores and reductions into another CTA's shared memory that complete on an mbarrier there."""
 
-from typing import TYPE_CHECKING
-
 from kgen.gates.ptx.access import put, resolve
 from kgen.gates.ptx.arith import width
-from kgen.gates.ptx.plan import Decoder, Ended, Step, UnsupportedError
+from kgen.gates.ptx.budget import UnsupportedError
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Ended, Machine, Step
 from kgen.gates.ptx.steps.atomic import reduction, rounds
 from kgen.gates.ptx.steps.memory import VECTORS, rows
 from kgen.gates.ptx.syntax import Instruction
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 COMPLETES = "mbarrier::complete_tx::bytes"
 KNOWN = ("async", "weak", "relaxed", "cluster", "shared::cluster", COMPLETES)

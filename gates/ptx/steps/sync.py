@@ -1,20 +1,17 @@
 """Barriers of CTAs and clusters, and mbarriers."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.geometry import WARP
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, UnsupportedError
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.steps.register import is_immediate, is_sink
 from kgen.gates.ptx.steps.warp import warp_sync
 from kgen.gates.ptx.syntax import Instruction
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 
 def bar(d: Decoder, i: Instruction) -> Step:

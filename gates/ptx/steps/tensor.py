@@ -1,23 +1,21 @@
 """Tensor copies (TMA): boxes of described tensors between global and shared memory."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kgen.gates.ptx.access import load, put, resolve
+from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.matrix import copies
 from kgen.gates.ptx.matrix.tma import TensorMap
 from kgen.gates.ptx.memory import PARAM_WINDOW
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, UnsupportedError
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.atomic import reduction
+from kgen.gates.ptx.steps.bulk import spread, stores_stamp
 from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.syntax import Address, Instruction, Operand
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 
 def copy(d: Decoder, i: Instruction) -> Step:
@@ -59,7 +57,8 @@ def _right(m: "Machine", described: TensorMap, g: Group, some: Array, at: Array,
     if wrong.any():
         text = "a tensor copy needs shared memory at a multiple of 128 bytes and a first coordinate at one of 16 bytes"
         m.report_lanes(Kind.MISALIGNED, text, g.index[some[wrong]])
-    return some[~wrong]
+    right: Array = some[~wrong]
+    return right
 
 
 def _words(values: Array, size: int) -> Array:
@@ -68,8 +67,6 @@ def _words(values: Array, size: int) -> Array:
 
 
 def _load(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
-    from kgen.gates.ptx.steps.copy import spread
-
     to, (where, axes) = d.address(i.operands[0], i), _described(d, i.operands[1], i)
     barrier = d.address(i.operands[2], i)
     mask = d.picked(i.operands[3], "b16", i) if form.multicast else None
@@ -121,8 +118,6 @@ def _fill(m: "Machine", described: TensorMap, places: Array, index: Array, tile:
 
 
 def _store(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
-    from kgen.gates.ptx.steps.copy import stores_stamp
-
     (where, axes), source = _described(d, i.operands[0], i), d.address(i.operands[1], i)
 
     def step(m: "Machine", g: Group) -> Ended:

@@ -5,18 +5,16 @@ warp-synchronous code expects of them. A value from a lane outside the group is 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, UnsupportedError
+from kgen.gates.ptx.budget import UnsupportedError
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.register import is_immediate
 from kgen.gates.ptx.syntax import Instruction, Operand, Pair
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 FULL = (1 << 32) - 1
 BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)

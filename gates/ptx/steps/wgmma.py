@@ -4,25 +4,22 @@ Results are there at once; that accumulators are touched, or operands written ov
 finding. Not checked: that wgmma.fence orders writes of registers before it.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kgen.gates.ptx.access import load
+from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.geometry import WARP
 from kgen.gates.ptx.matrix import descriptor
 from kgen.gates.ptx.matrix import wgmma as forms
-from kgen.gates.ptx.plan import Array, Decoder, Ended, Reader, Step, UnsupportedError
+from kgen.gates.ptx.plan import Decoder
+from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.steps.matrix import put_warps, whole_warps
 from kgen.gates.ptx.steps.register import is_immediate
 from kgen.gates.ptx.syntax import Entry, Imm, Instruction, Reg, Vector
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
-
-if TYPE_CHECKING:
-    from kgen.gates.ptx.machine import Machine
 
 WARPGROUP = 4
 
