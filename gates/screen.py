@@ -7,11 +7,13 @@ is bounded by the sandbox, and what it leaves is audited. `screen` returns every
 import ast
 import functools
 import math
+import re
 import threading
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
 PARSING = threading.Lock()  # CPython before 3.11.5 counts the depth of all threads' trees together, and gives up
 MAX_BYTES = 128 << 10
 MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
@@ -22,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...] | None] = {
     "cutlass": None,
     DRIVER: ("CUstream",),
     "math": tuple(name for name in dir(math) if not name.startswith("_")),
-    "functools": tuple(functools.__all__),
+    "functools": tuple(name for name in functools.__all__ if name != "update_wrapper"),  # it sets any attribute
     "typing": tuple(typing.__all__),  # `typing.sys` is there too
 }
 ALLOWED_PARENTS = {"cuda.bindings": ("driver",)}  # `from cuda.bindings import driver`
@@ -48,56 +50,31 @@ FORBIDDEN_NAMES = frozenset(
         "object",
     }
 )
-# Modules and functions that are reachable as attributes of allowed modules
-FORBIDDEN_ATTRIBUTES = frozenset(
-    {
-        "os",
-        "sys",
-        "subprocess",
-        "importlib",
-        "builtins",
-        "ctypes",
-        "socket",
-        "shutil",
-        "pathlib",
-        "pickle",
-        "multiprocessing",
-        "threading",
-        "inspect",
-        "gc",
-        "signal",
-        "tempfile",
-        "torch",
-        "numpy",
-        "linecache",
-        "runtime_library",
-        "load_module",
-        "compile",
-        "from_dlpack",
-        "get_type_hints",
-        "ForwardRef",
-        "evaluate_forward_ref",
-        "export_to_c",
-        "dump_to_object",
-        "f_globals",
-        "f_locals",
-        "f_back",
-        "f_builtins",
-        "gi_frame",
-        "cr_frame",
-        "tb_frame",
-        "func_globals",
-        "eval",
-        "exec",
-        "system",
-        "popen",
-        "environ",
-        "operator",
-        "attrgetter",
-        "methodcaller",
-        "mro",
-    }
-)
+# Modules that are reachable as attributes of allowed modules, with or without underscores round them (`_os`,
+# `_dis_module`): they lead to files, processes, the clock, the machine or the interpreter. Those that only compute
+# (`re`, `hashlib`, ...) are let through; a test walks the installed compiler.
+MODULES = frozenset(
+    [
+        "argparse", "atexit", "builtins", "ctypes", "cuda_driver", "cuda_runtime", "cudart", "dataclasses", "gc",
+        "glob", "importlib", "inspect", "io", "linecache", "logging", "multiprocessing", "np", "numpy", "nvrtc",
+        "operator", "os", "pathlib", "pickle", "platform", "random", "shlex", "shutil", "signal", "site", "socket",
+        "subprocess", "sys", "tempfile", "threading", "time", "torch", "traceback", "uuid",
+    ]
+)  # fmt: skip
+# Functions, classes and other names that are reachable in the same way
+FORBIDDEN_ATTRIBUTES = MODULES | frozenset(
+    [
+        "runtime_library", "load_module", "compile", "from_dlpack", "get_type_hints", "ForwardRef",
+        "evaluate_forward_ref", "export_to_c", "dump_to_object", "f_globals", "f_locals", "f_back", "f_builtins",
+        "gi_frame", "cr_frame", "tb_frame", "func_globals", "eval", "exec", "open", "system", "popen", "environ",
+        "getenv", "attrgetter", "methodcaller", "mro", "bltns", "CodeType", "FunctionType", "ModuleType", "Path",
+        "ThreadPoolExecutor", "getmembers", "cache_helpers", "env_manager", "get_bool_env_var", "get_int_env_var",
+        "get_str_env_var",
+    ]
+)  # fmt: skip
+FORMATS = ("format", "format_map")  # of a text
+# Functions of the CUDA driver and runtime, which the compiler's own modules import under several names
+DRIVER_CALL = re.compile(r"cu(da)?[A-Z]\w*")
 FORBIDDEN_MODULES = frozenset({"cutlass.torch", "cutlass.jax", "cutlass.base_dsl.jit_executor"})
 ALLOWED_DUNDERS = frozenset({"__init__", "__call__", "__name__", "__post_init__", "__doc__"})
 
@@ -142,6 +119,9 @@ def _text(source: str) -> list[Finding]:
         return [Finding("screen.size", 0, f"{size} bytes, allowed are {MAX_BYTES}")]
     if "\r" in source or "\0" in source or source.startswith("\ufeff"):
         return [Finding("screen.encoding", 0, "carriage returns, null bytes and byte-order marks are not allowed")]
+    if hit := DIRECTION.search(source):
+        line = source.count("\n", 0, hit.start()) + 1
+        return [Finding("screen.encoding", line, "characters that turn the direction of text hide what a line does")]
     return []
 
 
@@ -168,7 +148,7 @@ def _imported(tree: ast.AST) -> dict[str, str]:
 
 
 def _allowed_module(name: str) -> bool:
-    if name in FORBIDDEN_MODULES or any(part in FORBIDDEN_ATTRIBUTES for part in name.split(".")):
+    if name in FORBIDDEN_MODULES or any(_leads_out(part) for part in name.split(".")):
         return False
     return name in ALLOWED or name.startswith("cutlass.")
 
@@ -187,7 +167,7 @@ def _imports(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
                 fine = alias.name in ALLOWED_PARENTS[module]
             else:
                 fine = _allowed_module(module) and (names is None or alias.name in names)
-            bad = alias.name == "*" or alias.name in FORBIDDEN_ATTRIBUTES or full in FORBIDDEN_MODULES or node.level
+            bad = alias.name == "*" or _leads_out(alias.name) or full in FORBIDDEN_MODULES or node.level
             if bad or not fine:
                 yield _import(node, full)
 
@@ -211,12 +191,14 @@ def _attributes(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
         return
     if _dunder(node.attr):
         yield Finding("screen.dunder", node.lineno, f"attribute {node.attr} is not allowed")
-    elif node.attr in FORBIDDEN_ATTRIBUTES:
+    elif _leads_out(node.attr):
         yield Finding("screen.name", node.lineno, f"attribute {node.attr} is not allowed")
     elif node.attr not in (names := ALLOWED.get(module := _dotted(node.value, modules)) or (node.attr,)):
         code = "screen.driver" if module == DRIVER else "screen.name"
         known = ": only CUstream may be used" if len(names) == 1 else ""
         yield Finding(code, node.lineno, f"{module}.{node.attr} is not allowed{known}")
+    elif DRIVER_CALL.fullmatch(node.attr):
+        yield Finding("screen.driver", node.lineno, f"{node.attr} is not allowed: a kernel needs no driver")
     root = _root(node)
     if not isinstance(node.ctx, ast.Load) and root in modules:
         yield Finding("screen.patch", node.lineno, f"assigning to an attribute of the imported {root} is not allowed")
@@ -229,15 +211,24 @@ def _getattr(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
             continue
         call = node if isinstance(node, ast.Call) and node.func is child else None
         name = call.args[1].value if call and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) else None
-        if not isinstance(name, str) or _dunder(name) or name in FORBIDDEN_ATTRIBUTES:
+        if not isinstance(name, str) or _dunder(name) or _leads_out(name) or name in FORMATS:
             yield Finding("screen.getattr", child.lineno, f"{child.id} needs a plain, constant attribute name")
+
+
+def _formats(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    """`"{0.__globals__[os]}".format(f)` reads attributes by names that only the text holds."""
+    if isinstance(node, ast.Attribute) and node.attr in FORMATS:
+        text = node.value.value if isinstance(node.value, ast.Constant) else None
+        if not isinstance(text, str) or node.attr == "format_map" or re.search(r"\{[^}:!]*[.\[]", text):
+            said = f"{node.attr} needs a constant text whose fields read no attributes"
+            yield Finding("screen.getattr", node.lineno, said)
 
 
 def _patterns(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
     """`case int(__class__=x)` reads an attribute without an attribute expression."""
     if isinstance(node, ast.MatchClass):
         for name in node.kwd_attrs:
-            if _dunder(name) or name in FORBIDDEN_ATTRIBUTES:
+            if _dunder(name) or _leads_out(name):
                 yield Finding("screen.dunder", node.lineno, f"matching on {name} is not allowed")
 
 
@@ -248,6 +239,10 @@ def _definitions(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
         yield Finding("screen.statement", node.lineno, f"{type(node).__name__} is not allowed")
     elif isinstance(node, ast.ClassDef) and node.keywords:
         yield Finding("screen.statement", node.lineno, "metaclasses and class keywords are not allowed")
+
+
+def _leads_out(name: str) -> bool:
+    return name in FORBIDDEN_ATTRIBUTES or name.strip("_").removesuffix("_module") in MODULES
 
 
 def _dunder(name: str) -> bool:
@@ -275,6 +270,7 @@ RULES: tuple[Callable[[ast.AST, dict[str, str]], Iterator[Finding]], ...] = (
     _names,
     _attributes,
     _getattr,
+    _formats,
     _patterns,
     _definitions,
 )
