@@ -1,4 +1,4 @@
-"""Asynchronous copies, mbarriers, clusters and tensor maps in the interpreter: right use, and each way to use them wrong."""
+"""Asynchronous copies, mbarriers, clusters and tensor maps in the interpreter: used right, and wrong in many ways."""
 
 import numpy as np
 import pytest
@@ -144,7 +144,10 @@ def test_a_second_phase_has_the_other_parity() -> None:
 def test_an_mbarrier_is_initialised_before_it_is_used_and_not_overrun() -> None:
     use = "add.s32 %r20, %r0, 1024;\nmbarrier.arrive.shared.b64 _, [%r20];"
     assert kinds(go(use)[0]) == {"mbarrier"}
-    start = "add.s32 %r20, %r0, 1024;\nsetp.ne.u32 %p0, %r1, 0;\n@!%p0 mbarrier.init.shared.b64 [%r20], {count};\nbar.sync 0;\n"
+    start = (
+        "add.s32 %r20, %r0, 1024;\nsetp.ne.u32 %p0, %r1, 0;\n"
+        "@!%p0 mbarrier.init.shared.b64 [%r20], {count};\nbar.sync 0;\n"
+    )
     arrive = "mbarrier.arrive.shared.b64 %d9, [%r20];\nL: mbarrier.test_wait.shared.b64 %p1, [%r20], %d9;\n@!%p1 bra L;"
     assert not go(start.format(count=N) + arrive)[0].findings
     assert kinds(go(start.format(count=N - 8) + arrive)[0]) & {"mbarrier", "deadlock"}
@@ -244,7 +247,10 @@ def test_a_multicast_copy_lands_in_every_cta_of_its_mask() -> None:
         "setp.ne.u32 %p0, %r3, 0;",
         "@%p0 bra SENT;",
         "mov.b16 %h1, 3;",
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%d0+32], 16, [%r20], %h1;",
+        (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+            "[%r0], [%d0+32], 16, [%r20], %h1;"
+        ),
         "SENT:",
         WAIT.format(n=1, parity=0),
         "ld.shared.b32 %r8, [%r0+4];",
@@ -309,7 +315,10 @@ def test_a_box_of_a_described_tensor_lands_swizzled_and_clipped(swizzle: int) ->
         "cvta.param.u64 %d21, %d20;",
         "mov.u32 %r30, 4;",
         "mov.u32 %r31, 3;",
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r0], [%d21, {%r30, %r31}], [%r20];",
+        (
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[%r0], [%d21, {%r30, %r31}], [%r20];"
+        ),
         "COPIED:",
         WAIT.format(n=1, parity=0),
         "shl.b32 %r5, %r1, 2;",

@@ -60,12 +60,9 @@ def test_lanes_meet_again_behind_a_branch() -> None:
     """The vote counts all lanes although they came by two ways, in either order of the two blocks in the text."""
     for first, second in (("A", "B"), ("B", "A")):
         body = (
-            (
-                f"and.b32 %r6, %r1, 1;\nsetp.eq.u32 %p1, %r6, 0;\n@%p1 bra A;\nbra B;\n{first}: add.u32 %r8, %r1, 1;\nbra JOIN;\n"
-                f"{second}: add.u32 %r8, %r1, 2;\nJOIN: vote.sync.ballot.b32 %r9, 1, -1;"
-            )
-            .replace("ballot.b32 %r9, 1,", "ballot.b32 %r9, %p5,")
-            .replace("and.b32 %r6", "setp.eq.u32 %p5, %r1, %r1;\nand.b32 %r6", 1)
+            "setp.eq.u32 %p5, %r1, %r1;\nand.b32 %r6, %r1, 1;\nsetp.eq.u32 %p1, %r6, 0;\n@%p1 bra A;\nbra B;\n"
+            f"{first}: add.u32 %r8, %r1, 1;\nbra JOIN;\n{second}: add.u32 %r8, %r1, 2;\n"
+            "JOIN: vote.sync.ballot.b32 %r9, %p5, -1;"
         )
         _, y = go(ADDRESS + body + KEEP)
         assert (y.view(np.uint32) == FULL).all()
@@ -92,7 +89,8 @@ def test_a_lane_may_wait_for_another_lane_of_its_warp(seed: int) -> None:
 def test_lanes_meet_again_in_the_middle_of_a_block(seed: int) -> None:
     """Half of the lanes come to the shuffle later than the others, through no label of its own."""
     body = (
-        "mov.u32 %r6, 0;\nsetp.lt.u32 %p1, %r3, 16;\nLOOP: add.u32 %r6, %r6, 1;\nmov.u32 %r9, 5;\nsetp.eq.u32 %p2, %r6, 2;\n"
+        "mov.u32 %r6, 0;\nsetp.lt.u32 %p1, %r3, 16;\nLOOP: add.u32 %r6, %r6, 1;\nmov.u32 %r9, 5;\n"
+        "setp.eq.u32 %p2, %r6, 2;\n"
         "@%p2 bra DONE;\n@%p1 bra LOOP;\nDONE: add.u32 %r8, %r1, 0;\nshfl.sync.idx.b32 %r9, %r5, 0, 31, -1;"
     )
     _, y = go(ADDRESS + "mov.u32 %r3, %laneid;\n" + body + KEEP, seed=seed)
@@ -143,7 +141,10 @@ def test_votes_and_matches_count_the_lanes_of_the_mask() -> None:
 def test_a_reduction_covers_the_lanes_of_its_mask(op: str, mask: int) -> None:
     x = (X - (1 << 30)).astype(np.int32) * 2
     lanes = 32 if mask == -1 else 16
-    body = f"mov.u32 %r3, %laneid;\nmov.u32 %r9, 0;\nsetp.lt.u32 %p1, %r3, {lanes};\n@%p1 redux.sync.{op} %r9, %r5, {mask};"
+    body = (
+        f"mov.u32 %r3, %laneid;\nmov.u32 %r9, 0;\nsetp.lt.u32 %p1, %r3, {lanes};\n"
+        f"@%p1 redux.sync.{op} %r9, %r5, {mask};"
+    )
     _, y = go(ADDRESS + body + KEEP, x)
     name, kind = op.split(".")
     values = x.astype(np.int64) if kind == "s32" else x.view(np.uint32).astype(np.int64)
@@ -155,7 +156,10 @@ def test_a_reduction_covers_the_lanes_of_its_mask(op: str, mask: int) -> None:
 
 
 def test_one_lane_is_elected_and_active_lanes_are_known() -> None:
-    body = "mov.u32 %r9, 0;\nelect.sync %r6|%p1, -1;\n@%p1 mov.u32 %r9, 1;\nsetp.gt.u32 %p2, %r1, 100;\n@%p2 activemask.b32 %r9;"
+    body = (
+        "mov.u32 %r9, 0;\nelect.sync %r6|%p1, -1;\n@%p1 mov.u32 %r9, 1;\n"
+        "setp.gt.u32 %p2, %r1, 100;\n@%p2 activemask.b32 %r9;"
+    )
     _, y = go(ADDRESS + body + KEEP)
     assert y[:101].tolist() == [int(i % 32 == 0) for i in range(101)]
     assert (y.view(np.uint32)[101:] == (FULL << 5 & FULL)).all()
@@ -164,7 +168,10 @@ def test_one_lane_is_elected_and_active_lanes_are_known() -> None:
 def test_lanes_that_never_come_to_a_shuffle_are_missed() -> None:
     body = (
         ADDRESS
-        + "setp.lt.u32 %p1, %r1, 16;\n@%p1 bra A;\nbar.sync 1, 64;\nbra B;\nA: shfl.sync.idx.b32 %r9, %r5, 0, 31, -1;\nB:"
+        + (
+            "setp.lt.u32 %p1, %r1, 16;\n@%p1 bra A;\nbar.sync 1, 64;\nbra B;\n"
+            "A: shfl.sync.idx.b32 %r9, %r5, 0, 31, -1;\nB:"
+        )
         + KEEP
     )
     arrays = {"x": ("in", X), "y": ("out", np.zeros(N, np.int32))}
@@ -191,9 +198,26 @@ def test_a_vector_reduction_adds_its_elements() -> None:
     assert out["y"].tolist() == [496, 496, 496, 0] and not result.findings
 
 
+@pytest.mark.parametrize("form", ["add.v4.f32", "v4.f32.add"])
+def test_a_vector_may_name_its_type_before_or_behind_the_operation(form: str) -> None:
+    body = f"mov.b32 %r5, 0f3F800000;\nred.global.{form} [%d1], {{%r5, %r5, %r5, %r5}};"
+    arrays = {"x": ("in", X), "y": ("state", np.zeros(4, np.float32))}
+    result, out = execute(module(kernel(body)), [launch(("x", "y"), 2, 32)], arrays)
+    assert out["y"].tolist() == [64] * 4 and result.whole
+
+
+def test_a_trap_is_a_finding_where_it_is_reached() -> None:
+    body = "setp.eq.u32 %p1, %r1, {lane};\n@%p1 trap;\nst.global.b32 [%d1], 1;"
+    arrays = {"x": ("in", X), "y": ("out", np.zeros(1, np.int32))}
+    for lane, found in ((5, {"trap"}), (500, set())):
+        result, _ = execute(module(kernel(body.format(lane=lane))), [launch(("x", "y"), 1, 32)], arrays)
+        assert kinds(result) == found
+
+
 def test_local_memory_is_of_each_lane() -> None:
     body = (
-        ".local .align 16 .b8 depot[32];\nmov.b64 %d10, depot;\ncvta.local.u64 %d11, %d10;\nand.b32 %r6, %r1, 3;\nmul.wide.u32 %d12, %r6, 4;\n"
+        ".local .align 16 .b8 depot[32];\nmov.b64 %d10, depot;\ncvta.local.u64 %d11, %d10;\n"
+        "and.b32 %r6, %r1, 3;\nmul.wide.u32 %d12, %r6, 4;\n"
         "add.s64 %d13, %d11, %d12;\nst.b32 [%d13], %r5;\nadd.s64 %d14, %d10, %d12;\nld.local.b32 %r9, [%d14];"
     )
     _, y = go(ADDRESS + body + KEEP)
@@ -212,7 +236,10 @@ def test_module_variables_hold_their_initial_values() -> None:
 
 def test_special_registers_say_where_a_thread_is() -> None:
     text = kernel(
-        "mov.u32 %r3, %tid.y;\nmov.u32 %r4, %ctaid.y;\nmov.u32 %r5, %nctaid.x;\nmad.lo.u32 %r6, %r4, %r5, %r2;\nshl.b32 %r6, %r6, 3;\nshl.b32 %r3, %r3, 2;\nadd.u32 %r6, %r6, %r3;\nadd.u32 %r6, %r6, %r1;\nmul.wide.u32 %d5, %r6, 4;\nadd.s64 %d7, %d1, %d5;\nmov.u32 %r9, %laneid;\nst.global.b32 [%d7], %r9;"
+        "mov.u32 %r3, %tid.y;\nmov.u32 %r4, %ctaid.y;\nmov.u32 %r5, %nctaid.x;\n"
+        "mad.lo.u32 %r6, %r4, %r5, %r2;\nshl.b32 %r6, %r6, 3;\nshl.b32 %r3, %r3, 2;\n"
+        "add.u32 %r6, %r6, %r3;\nadd.u32 %r6, %r6, %r1;\nmul.wide.u32 %d5, %r6, 4;\n"
+        "add.s64 %d7, %d1, %d5;\nmov.u32 %r9, %laneid;\nst.global.b32 [%d7], %r9;"
     )
     from dataclasses import replace
 

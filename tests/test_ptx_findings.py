@@ -8,7 +8,10 @@ N = 64
 X = np.arange(N, dtype=np.float32)
 ADDRESS = "mul.wide.u32 %d5, %r1, 4;\nadd.s64 %d6, %d0, %d5;\nadd.s64 %d7, %d1, %d5;\n"
 COPY = ADDRESS + "ld.global.b32 %r5, [%d6];\nst.global.b32 [%d7], %r5;\n"
-SLOT = "shl.b32 %r4, %r1, 2;\nadd.s32 %r4, %r0, %r4;\nxor.b32 %r6, %r1, {mask};\nshl.b32 %r6, %r6, 2;\nadd.s32 %r6, %r0, %r6;\n"
+SLOT = (
+    "shl.b32 %r4, %r1, 2;\nadd.s32 %r4, %r0, %r4;\nxor.b32 %r6, %r1, {mask};\n"
+    "shl.b32 %r6, %r6, 2;\nadd.s32 %r6, %r0, %r6;\n"
+)
 
 
 def once(body: str, block: int = N, grid: int = 1, seed: int = 0, shared: int = 0, **more):
@@ -88,7 +91,10 @@ def exchange(between: str, mask: int) -> str:
     return (
         SLOT.format(mask=mask)
         + ADDRESS
-        + f"ld.global.b32 %r5, [%d6];\nst.shared.b32 [%r4], %r5;\n{between}\nld.shared.b32 %r7, [%r6];\nst.global.b32 [%d7], %r7;"
+        + (
+            f"ld.global.b32 %r5, [%d6];\nst.shared.b32 [%r4], %r5;\n{between}\n"
+            f"ld.shared.b32 %r7, [%r6];\nst.global.b32 [%d7], %r7;"
+        )
     )
 
 
@@ -151,7 +157,10 @@ def test_atomics_do_not_race_with_each_other(seed: int) -> None:
 
 
 PRODUCER = "setp.ne.u32 %p0, %r2, 0;\n@%p0 bra READ;\nst.global.b32 [%d1], 42;\n{release}\nbra END;\n"
-CONSUMER = "READ:\n{acquire}\nsetp.eq.u32 %p1, %r5, 0;\n@%p1 bra READ;\n{after}\nld.global.b32 %r6, [%d1];\nst.global.b32 [%d1+8], %r6;\nEND:"
+CONSUMER = (
+    "READ:\n{acquire}\nsetp.eq.u32 %p1, %r5, 0;\n@%p1 bra READ;\n{after}\n"
+    "ld.global.b32 %r6, [%d1];\nst.global.b32 [%d1+8], %r6;\nEND:"
+)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -192,7 +201,10 @@ def test_a_flag_that_nobody_sets_is_a_deadlock() -> None:
 
 
 def test_a_long_loop_that_changes_only_registers_is_no_deadlock() -> None:
-    body = "mov.u32 %r5, 0;\nL: ld.volatile.global.b32 %r6, [%d0];\nadd.u32 %r5, %r5, 1;\nsetp.lt.u32 %p1, %r5, 3000;\n@%p1 bra L;\nst.global.b32 [%d1], %r5;"
+    body = (
+        "mov.u32 %r5, 0;\nL: ld.volatile.global.b32 %r6, [%d0];\nadd.u32 %r5, %r5, 1;\n"
+        "setp.lt.u32 %p1, %r5, 3000;\n@%p1 bra L;\nst.global.b32 [%d1], %r5;"
+    )
     result, out = once(body, block=1)
     assert not result.findings and out["y"].view(np.int32)[0] == 3000
 
@@ -204,7 +216,10 @@ def test_a_long_loop_that_changes_only_registers_is_no_deadlock() -> None:
         ("setp.lt.u32 %p0, %r1, 40;\n@%p0 bar.sync 0;\nst.global.b32 [%d1], 1;", "exited"),
         ("bar.sync 1, 96;\nst.global.b32 [%d1], 1;", "2 of 3 warps"),
         (
-            "setp.lt.u32 %p0, %r1, 32;\n@%p0 bra A;\nbar.sync 1, 64;\nbra B;\nA: bar.sync 2, 64;\nB: st.global.b32 [%d1], 1;",
+            (
+                "setp.lt.u32 %p0, %r1, 32;\n@%p0 bra A;\nbar.sync 1, 64;\nbra B;\nA: bar.sync 2, 64;\n"
+                "B: st.global.b32 [%d1], 1;"
+            ),
             "never completes",
         ),
     ],
@@ -275,6 +290,9 @@ def test_a_launch_that_does_not_wait_leaves_the_one_before_it_open() -> None:
     ],
 )
 def test_index_arithmetic_that_wraps_around_is_named(index: str, found: bool) -> None:
-    body = f"mov.u32 %r6, 5000;\n{index}\nmul.wide.s32 %d5, %r5, 4;\nadd.s64 %d6, %d0, %d5;\nld.global.b32 %r8, [%d6];\nst.global.b32 [%d1], %r8;"
+    body = (
+        f"mov.u32 %r6, 5000;\n{index}\nmul.wide.s32 %d5, %r5, 4;\nadd.s64 %d6, %d0, %d5;\n"
+        f"ld.global.b32 %r8, [%d6];\nst.global.b32 [%d1], %r8;"
+    )
     result, _ = once(body, block=1)
     assert ("address-overflow" in kinds(result)) == found

@@ -3,8 +3,9 @@
 An agent is a warp, the asynchronous work of a warp (cp.async; bulk stores; wgmma), or an mbarrier (the copies that
 complete on it). A row per resident warp, a column per agent of its cluster, or of the whole grid when the kernel
 synchronises CTAs through global memory. The last of these columns is the grid before this one, known after
-griddepcontrol.wait. Where bulk copies or wgmma read shared memory there are as many columns again: what is known to be
-visible to them, after fence.proxy.async.
+griddepcontrol.wait. There may be as many columns again, twice: where bulk copies or wgmma read shared memory, what is
+known to be visible to them (after fence.proxy.async); where CTAs synchronise, what is known to be visible to the whole
+device (after a fence of that scope by whoever did it or learned of it).
 
 A stamp is what an access leaves on a granule of memory: agent << 38 | lane << 32 | scope << 30 | clock; 0: never.
 `scope` 0: a weak access; 1, 2, 3: strong at CTA, cluster, device scope. Clocks start at 1.
@@ -51,8 +52,10 @@ class Clocks:
         self.place = self._places(geometry)
         self.own = self.place[self.cta_of_row] * self.agents + warp
         self.first = np.zeros(lanes.rows, np.int64) if whole else self._cluster_first()
-        self.width = columns  # of what is known; the columns behind are what is visible to asynchronous reads
-        self.columns = 2 * columns if proxy else columns
+        self.width = columns  # of what is known
+        self.proxy = columns if proxy else 0  # first column of what asynchronous reads see; 0: there are none
+        self.device = columns * (2 if proxy else 1) if whole else 0  # first column of what the device sees
+        self.columns = columns * (1 + bool(proxy) + whole)
         self.vc = np.zeros((lanes.rows, self.columns), np.uint32)
         self._at = np.arange(lanes.rows)
         # cp.async copies that a warp has waited for since its lanes were last in step: each lane knows its own
@@ -129,13 +132,13 @@ class Clocks:
 
     def hidden(self, stamps: Array, index: Array) -> Array:
         """Ordinary writes, and those of cp.async, that no fence.proxy.async has shown to asynchronous reads. (n, k)."""
-        if self.columns == self.width:
+        if not self.proxy:
             return np.zeros(stamps.shape, np.bool_)
         row = self.lanes.row[index][:, None]
         agent = (stamps >> AGENT).view(np.int64)
         column = agent - self.first[row]
         ordinary = (column >= 0) & (column < self.width - 1) & (agent % self.agents < 2 * self.warps) & (stamps != 0)
-        seen = self.vc[row, self.width + np.where(ordinary, column, 0)]
+        seen = self.vc[row, self.proxy + np.where(ordinary, column, 0)]
         found: Array = ordinary & (seen < (stamps & CLOCK_MASK).view(np.int64))
         return found
 
@@ -143,9 +146,26 @@ class Clocks:
 
     def show(self, rows: Array) -> None:
         """fence.proxy.async: what the warps know is visible to asynchronous reads from now on."""
-        if self.columns > self.width:
-            self.vc[rows, self.width :] = np.maximum(self.vc[rows, self.width :], self.vc[rows, : self.width])
+        if self.proxy:
+            self._copy(rows, self.proxy)
             self.tick(rows)
+
+    def publish(self, rows: Array) -> None:
+        """A fence of device scope: what the warps know is visible to the device from now on."""
+        if self.device:
+            self._copy(rows, self.device)
+
+    def _copy(self, rows: Array, first: int) -> None:
+        part = slice(first, first + self.width)
+        self.vc[rows, part] = np.maximum(self.vc[rows, part], self.vc[rows, : self.width])
+
+    def published(self, row: int) -> Array | None:
+        """What a strong write of the warp tells that is no release: what the device sees. None for nothing."""
+        if not self.device:
+            return None
+        known = self.vc[row].copy()
+        known[: self.width] = known[self.device : self.device + self.width]
+        return known if known.any() else None
 
     def tick(self, rows: Array | None = None) -> None:
         """What the warps do from now on is later than all before."""

@@ -50,6 +50,7 @@ MAKERS: dict[str, Maker] = {
     "shfl": warp.shfl,
     "st": memory.st,
     "stmatrix": matrix.stmatrix,
+    "trap": control.trap,
     "vote": warp.vote,
     "wgmma": wgmma.wgmma,
 }

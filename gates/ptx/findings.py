@@ -20,6 +20,7 @@ class Kind(enum.StrEnum):
     BARRIER = "barrier-participation"
     DEADLOCK = "deadlock"
     OVERFLOW = "address-overflow"
+    TRAP = "trap"
     MBARRIER = "mbarrier"
 
 

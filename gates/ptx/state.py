@@ -121,7 +121,7 @@ class Machine:
         self.wgmma_commits = np.zeros(self.lanes.rows, np.int64)
         self.wgmma_done = np.zeros(self.lanes.rows, np.int64)  # groups that a warp has waited for
         self.wgmma_open: dict[int, Array] = {}  # accumulator -> group of each warp that writes it last
-        self.fenced: dict[int, Array] = {}  # warp -> what it knew at its last fence
+        self.fenced: dict[int, Array] = {}  # warp -> what it knew at its last fence of a smaller scope
         self.heard: dict[int, Array] = {}  # warp -> what strong reads told it, for its next fence
         self.sync: dict[tuple[int, int], Array] = {}  # (block, offset) -> what releases there told
         self.marks: dict[int, Array] = {}  # register -> lanes whose index arithmetic wrapped around

@@ -11,7 +11,7 @@ from kgen.gates.ptx.memory import WORD
 from kgen.gates.ptx.plan import Decoder, sized
 from kgen.gates.ptx.state import Array, Ended, Machine, Step
 from kgen.gates.ptx.steps import order
-from kgen.gates.ptx.steps.memory import SPACES, VECTORS
+from kgen.gates.ptx.steps.memory import SPACES, VECTORS, element
 from kgen.gates.ptx.syntax import Instruction
 from kgen.gates.ptx.wave import Group
 
@@ -67,10 +67,10 @@ def rounds(offsets: Array, lanes: Array) -> list[Array]:
 def atom(d: Decoder, i: Instruction) -> Step:
     """atom d, [a], b[, c] and red [a], b; vectors of f32, f16, bf16 and their pairs."""
     reduces = i.opcode == "red"
-    kind = i.modifiers[-1]
+    kind = element(i)
     space = next((m for m in i.modifiers if m in SPACES), "")
     vector = next((m for m in i.modifiers if m in VECTORS), "")
-    names = [m for m in i.modifiers[:-1] if m not in (*IGNORED, space, vector) and not m.startswith("L2::")]
+    names = [m for m in i.modifiers if m not in (*IGNORED, space, vector, kind) and not m.startswith("L2::")]
     if len(names) != 1 or kind == "b128":
         raise UnsupportedError(i)
     function = reduction(i, names[0], kind)
@@ -89,7 +89,7 @@ def atom(d: Decoder, i: Instruction) -> Step:
         addresses = address(m, g)
         if not reduces:
             order.heard(m, g, space, addresses, acquires)
-        order.tell(m, g, space, addresses, releases, True)
+        order.tell(m, g, space, addresses, releases, True, scope)
         extra = None if third is None else third(m, g)
         for at, read in enumerate(sources):
             where = addresses + np.uint64(at * size)

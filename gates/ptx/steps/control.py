@@ -3,6 +3,7 @@
 import numpy as np
 
 from kgen.gates.ptx import flow
+from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Ended, Machine, Step
 from kgen.gates.ptx.syntax import Instruction, Not, Reg
@@ -38,6 +39,17 @@ def bra(d: Decoder, i: Instruction) -> Step:
 
 def leave(d: Decoder, i: Instruction) -> Step:
     def step(m: "Machine", g: Group) -> Ended:
+        m.exit(g)
+        return False
+
+    return step
+
+
+def trap(d: Decoder, i: Instruction) -> Step:
+    """An assertion of the kernel's own that does not hold."""
+
+    def step(m: Machine, g: Group) -> Ended:
+        m.report_lanes(Kind.TRAP, "the kernel stops itself", g.index)
         m.exit(g)
         return False
 

@@ -1,7 +1,5 @@
 """ld and st of all spaces, prefetches."""
 
-from typing import Any
-
 import numpy as np
 
 from kgen.gates.ptx.access import load, store
@@ -15,6 +13,7 @@ from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry")
+ELEMENTS = {f"{sign}{bits}" for sign in "busf" for bits in (8, 16, 32, 64, 128)} | {"bf16", "f16x2", "bf16x2"}
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 # what changes nothing here: hints for caches
 HINTS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "unified")
@@ -128,20 +127,25 @@ def st(d: Decoder, i: Instruction) -> Step:
         addresses = address(m, g)
         values = rows([read(m, g) for read in sources], each)
         if scope:
-            order.tell(m, g, space, addresses, releases, False)
+            order.tell(m, g, space, addresses, releases, False, scope)
         store(m, space, addresses, g.index, each * count, values, scope)
         return None
 
     return step
 
 
+def element(i: Instruction) -> str:
+    """The type of an atomic's elements; ptxas wants it before the operation where there is a vector."""
+    return next((m for m in reversed(i.modifiers) if m in ELEMENTS), i.modifiers[-1])
+
+
 def widths(i: Instruction) -> tuple[str, int] | None:
     """(space, bytes of the narrowest part) that an instruction touches; None for no memory."""
     if i.opcode in ("ld", "ldu", "st", "atom", "red"):
+        kind = element(i) if i.opcode in ("atom", "red") else i.modifiers[-1]
         space = next((m for m in i.modifiers if m in SPACES), "")
         if space in ("local", "const") or space.startswith("param"):
             return None
-        kind: Any = i.modifiers[-1]
         try:
             bits = width(kind)
         except KeyError:

@@ -22,7 +22,8 @@ def scope(i: Instruction, atomic: bool = False) -> int:
     """0 for a weak access, else the scope of a strong one."""
     if not atomic and not any(m in STRONG for m in i.modifiers):
         return 0
-    return next((SCOPES[m] for m in i.modifiers if m in SCOPES), 3)
+    named = {"gl": 3, **SCOPES}  # membar.gl is a fence of device scope
+    return next((named[m] for m in i.modifiers if m in named), 3)
 
 
 def across(i: Instruction) -> bool:
@@ -38,14 +39,15 @@ def _places(target: Target) -> list[tuple[int, int]]:
     return [(id(target.block), offset) for offset in target.offsets.tolist()]
 
 
-def tell(m: "Machine", g: Group, space: str, addresses: Array, releases: bool, joins: bool) -> None:
-    """A strong write: what the warp knows (release), or knew at its last fence. `joins`: an atomic."""
-    if not releases and not m.fenced and not m.sync:
+def tell(m: "Machine", g: Group, space: str, addresses: Array, releases: bool, joins: bool, scope: int) -> None:
+    """A strong write: what the warp knows (release), or what fences have shown of it. `joins`: an atomic."""
+    told = {row: m.clocks.vc[row].copy() if releases else _shown(m, row, scope) for row in g.rows.tolist()}
+    if not m.sync and all(known is None for known in told.values()):
         return
     for target in resolve(m, space, addresses, g.index, 1, True):
         rows = m.lanes.row[target.index].tolist()
         for row, place in zip(rows, _places(target), strict=True):
-            known = m.clocks.vc[row].copy() if releases else m.fenced.get(row)
+            known = told[row]
             before = m.sync.get(place) if joins else None
             if known is not None:
                 m.sync[place] = known if before is None else np.maximum(known, before)
@@ -53,6 +55,15 @@ def tell(m: "Machine", g: Group, space: str, addresses: Array, releases: bool, j
                 m.sync.pop(place, None)
         if releases:
             m.clocks.tick(np.unique(m.lanes.row[target.index]))
+
+
+def _shown(m: "Machine", row: int, scope: int) -> Array | None:
+    """What a strong write that is no release tells: what fences of its scope or a wider one have shown."""
+    device, near = m.clocks.published(row), m.fenced.get(row) if scope < SCOPES["gpu"] else None
+    if device is None or near is None:
+        return near if device is None else device
+    found: Array = np.maximum(device, near)
+    return found
 
 
 def heard(m: "Machine", g: Group, space: str, addresses: Array, acquires: bool) -> None:
@@ -77,6 +88,8 @@ def fence(d: Decoder, i: Instruction) -> Step:
     silent = any(m.startswith(("proxy", "mbarrier_init")) for m in i.modifiers)
     shows = i.modifiers[:2] == ("proxy", "async") and "global" not in i.modifiers
 
+    wide = scope(i, True) == SCOPES["gpu"]
+
     def step(m: "Machine", g: Group) -> Ended:
         if shows:
             m.clocks.show(g.rows)
@@ -86,6 +99,8 @@ def fence(d: Decoder, i: Instruction) -> Step:
         for row in rows.tolist():
             if (known := m.heard.pop(row, None)) is not None:
                 m.clocks.learn(np.array([row]), known)
+        if wide:
+            m.clocks.publish(rows)
         for row in rows.tolist():
             m.fenced[row] = m.clocks.vc[row].copy()
         m.clocks.tick(rows)
