@@ -165,11 +165,7 @@ class MlaDecode(Op):
         q = self._q(problem)
         seen = rows_seen(lengths, q, int(values["shard"]), int(values["shards"]))
         by_request = widened(query).view(-1, q, *query.shape[1:])
-        parts = [
-            attend(rows, cache, blocks, limits, number(values, "sm_scale"))
-            for rows, blocks, limits in zip(by_request, table, seen, strict=True)
-        ]
-        lat, lse = (torch.cat(both) for both in zip(*parts, strict=True))
+        lat, lse = (x.flatten(0, 1) for x in attend(by_request, cache, table, seen, number(values, "sm_scale")))
         return self._outputs(problem, rounding(rounded)(lat * number(values, "out_scale")), lse)
 
     def _q(self, problem: Problem) -> int:

@@ -123,26 +123,30 @@ def rows_seen(lengths: torch.Tensor, q: int, shard: int, shards: int) -> torch.T
 def attend(
     query: torch.Tensor, cache: torch.Tensor, blocks: torch.Tensor, seen: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One request in float64, streaming over its rows.
+    """Requests side by side in float64, streaming over their rows; a request that has ended is not looked at again.
 
-    query [q, heads, 576], cache [blocks, page, 576], blocks (ids in order), seen i64 [q] -> latent [q, heads, 512]
-    (zeros where nothing is seen) and log2 of the softmax's sum [q, heads] (EMPTY_LSE there).
+    query [requests, q, heads, 576], cache [blocks, page, 576], blocks [requests, max_blocks] (ids in order), seen i64
+    [requests, q] -> latent [requests, q, heads, 512] (zeros where nothing is seen) and log2 of the softmax's sum
+    [requests, q, heads] (EMPTY_LSE there).
     """
-    page, rows = cache.shape[1], int(seen.max())
-    best = query.new_full(query.shape[:2], EMPTY_LSE)
-    total, mixed = torch.zeros_like(best), query.new_zeros((*query.shape[:2], LATENT))
-    step = max(1, CHUNK_ROWS // page)
-    for first in range(0, -(-rows // page), step):
-        start = first * page
-        keys = widened(cache[blocks[first : first + step].long()]).flatten(0, 1)[: rows - start]
-        position = torch.arange(start, start + keys.shape[0], device=query.device)
-        hidden = position >= seen[:, None, None]
-        scores = ((query @ keys.T) * scale).masked_fill(hidden, -torch.inf)
-        now = torch.maximum(best, scores.amax(-1))
-        weights, decay = torch.exp(scores - now[..., None]), torch.exp(best - now)
-        total = total * decay + weights.sum(-1)
-        mixed = mixed * decay[..., None] + weights @ keys[:, :LATENT]
-        best = now
+    page, ends = cache.shape[1], seen.amax(1)
+    lengths = ends.tolist()
+    best = query.new_full(query.shape[:3], EMPTY_LSE)
+    total, mixed = torch.zeros_like(best), query.new_zeros((*query.shape[:3], LATENT))
+    first = 0
+    while going := [r for r, length in enumerate(lengths) if length > first * page]:
+        last = min(first + max(1, CHUNK_ROWS // (page * len(going))), -(-max(lengths) // page))
+        at = torch.tensor(going, device=query.device)
+        keys = widened(cache[blocks[at, first:last].long()]).flatten(1, 2)
+        position = torch.arange(first * page, last * page, device=query.device)
+        keys = keys.masked_fill((position >= ends[at, None])[..., None], 0.0)  # what lies past the end may be NaN
+        scores = torch.einsum("rqhk,rnk->rqhn", query[at], keys) * scale
+        scores = scores.masked_fill(position >= seen[at][:, :, None, None], -torch.inf)
+        now = torch.maximum(best[at], scores.amax(-1))
+        weights, decay = torch.exp(scores - now[..., None]), torch.exp(best[at] - now)
+        total[at] = total[at] * decay + weights.sum(-1)
+        mixed[at] = mixed[at] * decay[..., None] + torch.einsum("rqhn,rnl->rqhl", weights, keys[..., :LATENT])
+        best[at], first = now, last
     empty = total == 0
     latent = mixed / total.masked_fill(empty, 1.0)[..., None]
     return latent, (best * LOG2_E + torch.log2(total)).masked_fill(empty, EMPTY_LSE)
