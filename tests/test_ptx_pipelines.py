@@ -224,6 +224,42 @@ def test_a_fence_on_either_side_of_the_barrier_releases(before: str, arrive: str
     assert kinds(result) == ({"race"} if racy else set()), [str(f) for f in result.findings]
 
 
+LAST = """
+setp.ne.u32 %p0, %r1, 0;
+@%p0 bra MEET;
+mul.wide.u32 %d5, %r2, 4;
+add.s64 %d6, %d1, %d5;
+st.global.b32 [%d6+64], %r2;
+atom.{sem}.gpu.global.add.u32 %r5, [%d1], 1;
+setp.ne.u32 %p1, %r5, 5;
+@%p1 bra WAIT;
+st.release.gpu.global.b32 [%d1+4], 1;
+bra MEET;
+WAIT: ld.acquire.gpu.global.b32 %r6, [%d1+4];
+setp.eq.u32 %p2, %r6, 0;
+@%p2 bra WAIT;
+MEET: bar.sync 0;
+xor.b32 %r7, %r2, 1;
+mul.wide.u32 %d5, %r7, 4;
+add.s64 %d6, %d1, %d5;
+ld.global.b32 %r8, [%d6+64];
+shl.b32 %r9, %r2, 2;
+cvt.u64.u32 %d7, %r9;
+add.s64 %d8, %d0, %d7;
+st.global.b32 [%d8], %r8;
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("sem", "racy"), [("acq_rel", False), ("release", True), ("acquire", True)])
+def test_the_last_block_passes_on_what_all_released_to_it(sem: str, racy: bool, seed: int) -> None:
+    """All arrive at one counter; the last one opens a gate for the others."""
+    arrays = {"y": ("out", np.zeros(6, np.int32)), "w": ("workspace", np.zeros(32, np.int32))}
+    result, out = execute(module(kernel(LAST.format(sem=sem))), [launch(("y", "w"), 6, 32)], arrays, seed)
+    assert kinds(result) == ({"race"} if racy else set()), [str(f) for f in result.findings]
+    assert out["y"].tolist() == [1, 0, 3, 2, 5, 4]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_grid_barrier_without_release_orders_nothing(seed: int) -> None:
     assert "race" in kinds(grid_sum(6, seed, arrive="red.relaxed.gpu.global.add.u32 [%d1], 1;")[0])

@@ -1,6 +1,7 @@
 """atom and red: read, compute, write as one step, lane after lane where they meet at one address."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,6 +65,19 @@ def rounds(offsets: Array, lanes: Array) -> list[Array]:
     return [sort[part] for part in np.split(by_turn, edges)]
 
 
+@dataclass(frozen=True)
+class _How:
+    """`reads`: the old value is a result. `compares`: it is a cas."""
+
+    function: Function
+    size: int
+    scope: int
+    reads: bool
+    acquires: bool
+    releases: bool
+    compares: bool
+
+
 def atom(d: Decoder, i: Instruction) -> Step:
     """atom d, [a], b[, c] and red [a], b; vectors of f32, f16, bf16 and their pairs."""
     reduces = i.opcode == "red"
@@ -81,19 +95,21 @@ def atom(d: Decoder, i: Instruction) -> Step:
     third = d.picked(operands[2], narrow, i) if len(operands) > 2 else None
     results = [] if reduces else [d.number(o, i) for o in d.items(i.operands[0])]
     size = width(kind) // 8
-    scope = order.scope(i, True)
-    acquires = any(m in i.modifiers for m in ("acquire", "acq_rel"))
-    releases = any(m in i.modifiers for m in ("release", "acq_rel"))
+    how = _How(
+        function,
+        size,
+        order.scope(i, True),
+        not reduces,
+        any(m in i.modifiers for m in ("acquire", "acq_rel")),
+        any(m in i.modifiers for m in ("release", "acq_rel")),
+        names[0] == "cas",
+    )
 
-    def step(m: "Machine", g: Group) -> Ended:
+    def step(m: Machine, g: Group) -> Ended:
         addresses = address(m, g)
-        if not reduces:
-            order.heard(m, g, space, addresses, acquires)
-        order.tell(m, g, space, addresses, releases, True, scope)
         extra = None if third is None else third(m, g)
         for at, read in enumerate(sources):
-            where = addresses + np.uint64(at * size)
-            old = apply(m, g, space, where, read(m, g), extra, size, scope, function)
+            old = _apply(m, g, space, addresses + np.uint64(at * size), read(m, g), extra, how)
             if results and results[at] >= 0:
                 number = results[at]
                 m.registers[number] = g.put(m.registers[number], sized(old, kind, d.bits(number)))
@@ -102,27 +118,21 @@ def atom(d: Decoder, i: Instruction) -> Step:
     return step
 
 
-def apply(
-    m: "Machine",
-    g: Group,
-    space: str,
-    addresses: Array,
-    values: Array,
-    extra: Array | None,
-    size: int,
-    scope: int,
-    function: Function,
-) -> Array:
-    """Old values. The order of lanes at one address depends on the seed."""
-    out = np.zeros(len(addresses), WORD[size])
-    for target in resolve(m, space, addresses, g.index, size, True):
+def _apply(m: Machine, g: Group, space: str, addresses: Array, values: Array, extra: Array | None, how: _How) -> Array:
+    """Old values. The order of lanes at one address depends on the seed; each learns what those before it released."""
+    out = np.zeros(len(addresses), WORD[how.size])
+    for target in resolve(m, space, addresses, g.index, how.size, True):
         at = np.arange(len(addresses)) if target.at is None else target.at
-        note_read(m, target, size, scope)
+        note_read(m, target, how.size, how.scope)
         keys = m.rng.permutation(len(at)) if m.run.seed else np.arange(len(at))
         for chosen in rounds(target.offsets, keys):
             part = target.keep(chosen)
-            old = target.block.load(part.offsets, size)
-            new = function(old, values[at[chosen]], None if extra is None else extra[at[chosen]])
-            put(m, part, size, new, scope)
+            if how.reads:
+                order.heard(m, part, how.acquires)
+            old = target.block.load(part.offsets, how.size)
+            mine = values[at[chosen]]
+            put(m, part, how.size, how.function(old, mine, None if extra is None else extra[at[chosen]]), how.scope)
+            told = part.keep(old == mine) if how.compares else part  # a comparison that fails writes nothing
+            order.tell(m, told, how.releases, True, how.scope)
             out[at[chosen]] = old
     return out

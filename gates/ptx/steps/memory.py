@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kgen.gates.ptx.access import load, store
+from kgen.gates.ptx.access import load, resolve, store
 from kgen.gates.ptx.arith import width
 from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.plan import Decoder, sized
@@ -82,7 +82,8 @@ def ld(d: Decoder, i: Instruction) -> Step:
             addresses = addresses + np.uint64(1 << 60)
         got = load(m, where, addresses, g.index, each * count, scope)
         if scope:
-            order.heard(m, g, where, addresses, acquires)
+            for target in resolve(m, where, addresses, g.index, each * count, False):
+                order.heard(m, target, acquires)
         for number, value, size in zip(numbers, _columns(got, count, each), bits, strict=True):
             if number >= 0:
                 m.registers[number] = g.put(m.registers[number], sized(value, kind, size))
@@ -127,7 +128,8 @@ def st(d: Decoder, i: Instruction) -> Step:
         addresses = address(m, g)
         values = rows([read(m, g) for read in sources], each)
         if scope:
-            order.tell(m, g, space, addresses, releases, False, scope)
+            for target in resolve(m, space, addresses, g.index, each * count, True):
+                order.tell(m, target, releases, False, scope)
         store(m, space, addresses, g.index, each * count, values, scope)
         return None
 

@@ -6,7 +6,6 @@ before (a release sequence of atomics), an acquire learns all of it.
 
 import numpy as np
 
-from kgen.gates.ptx.access import resolve
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Step
 from kgen.gates.ptx.syntax import Instruction
@@ -39,22 +38,21 @@ def _places(target: Target) -> list[tuple[int, int]]:
     return [(id(target.block), offset) for offset in target.offsets.tolist()]
 
 
-def tell(m: "Machine", g: Group, space: str, addresses: Array, releases: bool, joins: bool, scope: int) -> None:
+def tell(m: Machine, target: Target, releases: bool, joins: bool, scope: int) -> None:
     """A strong write: what the warp knows (release), or what fences have shown of it. `joins`: an atomic."""
-    told = {row: m.clocks.vc[row].copy() if releases else _shown(m, row, scope) for row in g.rows.tolist()}
+    rows = m.lanes.row[target.index].tolist()
+    told = {row: m.clocks.vc[row].copy() if releases else _shown(m, row, scope) for row in set(rows)}
     if not m.sync and all(known is None for known in told.values()):
         return
-    for target in resolve(m, space, addresses, g.index, 1, True):
-        rows = m.lanes.row[target.index].tolist()
-        for row, place in zip(rows, _places(target), strict=True):
-            known = told[row]
-            before = m.sync.get(place) if joins else None
-            if known is not None:
-                m.sync[place] = known if before is None else np.maximum(known, before)
-            elif not joins:
-                m.sync.pop(place, None)
-        if releases:
-            m.clocks.tick(np.unique(m.lanes.row[target.index]))
+    for row, place in zip(rows, _places(target), strict=True):
+        known = told[row]
+        before = m.sync.get(place) if joins else None
+        if known is not None:
+            m.sync[place] = known if before is None else np.maximum(known, before)
+        elif not joins:
+            m.sync.pop(place, None)
+    if releases:
+        m.clocks.tick(np.unique(m.lanes.row[target.index]))
 
 
 def _shown(m: "Machine", row: int, scope: int) -> Array | None:
@@ -66,21 +64,20 @@ def _shown(m: "Machine", row: int, scope: int) -> Array | None:
     return found
 
 
-def heard(m: "Machine", g: Group, space: str, addresses: Array, acquires: bool) -> None:
+def heard(m: Machine, target: Target, acquires: bool) -> None:
     """A strong read: what was released there is known now (acquire), or after the next fence."""
     if not m.sync:
         return
-    for target in resolve(m, space, addresses, g.index, 1, False):
-        rows = m.lanes.row[target.index].tolist()
-        for row, place in zip(rows, _places(target), strict=True):
-            known = m.sync.get(place)
-            if known is None:
-                continue
-            if acquires:
-                m.clocks.learn(np.array([row]), known)
-            else:
-                before = m.heard.get(row)
-                m.heard[row] = known if before is None else np.maximum(known, before)
+    rows = m.lanes.row[target.index].tolist()
+    for row, place in set(zip(rows, _places(target), strict=True)):
+        known = m.sync.get(place)
+        if known is None:
+            continue
+        if acquires:
+            m.clocks.learn(np.array([row]), known)
+        else:
+            before = m.heard.get(row)
+            m.heard[row] = known if before is None else np.maximum(known, before)
 
 
 def fence(d: Decoder, i: Instruction) -> Step:
