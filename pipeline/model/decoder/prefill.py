@@ -1,9 +1,9 @@
-"""Prompts: many tokens of each sequence at once, with the stock ops and plain attention. Slow and simple on purpose.
+"""Prompts: many tokens of each sequence at once, with the stock ops and plain attention. Plain torch.
 
     prefill(session, ids)     ids int64 [length, count] -> Output of the last position; the session goes on from there
 
-Row-wise ops run as they do in a step, with more rows; KDA runs its recurrence over the chunk, MLA attends to the cache
-rows of each sequence. An engine does not run promoted kernels here, so this does not either. A float64 session is
+Row-wise ops run as they do in a step, with more rows; KDA runs in its chunked form, MLA attends to the cache rows of
+each sequence. An engine does not run promoted kernels here, so this does not either. A float64 session is
 prefilled in float64. All sequences have the same length; ragged prompts: prefill the shared length, then decode.
 """
 
@@ -11,6 +11,7 @@ import torch
 
 from kgen.contract.op import Registry
 from kgen.model.bind import Binder, ReferenceBinder, StockBinder
+from kgen.model.decoder import chunked
 from kgen.model.decoder.attention import KDA_LOWER_BOUND, KDA_QK_EPS, KDA_SCALE, MLA_SCALE, Kda, Mla, Part, keep
 from kgen.model.decoder.config import KDA, Config
 from kgen.model.decoder.seats import Seats
@@ -21,8 +22,9 @@ from kgen.model.decoder.weights import Weights
 from kgen.ops import kda_math
 from kgen.ops.pack import RMS_EPS
 
-CHUNK_ROWS = 2048  # rows of a chunk, over all sequences
-SCORES = 1 << 26  # attention scores held at a time
+CHUNK_VALUES = 1 << 23  # of the hidden rows of a chunk, over all sequences
+SCORES = 1 << 27  # attention scores held at a time
+GATHERED = 1 << 28  # values of cached rows held at a time
 CONSTANTS = kda_math.Constants(KDA_LOWER_BOUND, KDA_SCALE, KDA_QK_EPS, RMS_EPS)
 
 
@@ -36,7 +38,7 @@ class KdaSequence(Kda):
         conv, s = state.conv[self.layer], state.s[self.layer]
         taps = conv[first][..., : own.conv_w.shape[1] - 1]
         rows = p.to(wide).reshape(first.shape[0], -1, p.shape[1])
-        y, taps, after = kda_math.sequence(rows, taps.to(wide), s[first].to(wide), own, CONSTANTS, not exact)
+        y, taps, after = chunked.sequence(rows, taps.to(wide), s[first].to(wide), own, CONSTANTS, not exact)
         conv[first, :, : taps.shape[-1]] = taps.to(conv.dtype)
         s[first] = after.to(s.dtype)
         return y.flatten(0, 1).to(p.dtype)
@@ -59,23 +61,33 @@ class MlaSequence(Mla):
             cache = state.cache[self.layer, r]
             keep(cache, self.append(r, p, slots, cache))
         per = query.reshape(count, length, *query.shape[1:])
-        lat = torch.cat([self._attend_all(q, state.cached(self.layer, i, start + length)) for i, q in enumerate(per)])
+        lat = self._attend_all(per, state, start + length)
         lengths = torch.full((p.shape[0],), start + length, dtype=torch.int32, device=p.device)
         return self.gate({"lat": lat.to(p.dtype), "w_uv": self.w["w_uv"], "p": p, "lengths": lengths})["y"]
 
-    def _attend_all(self, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Causal attention of the last n positions: query [n, heads, 576], rows [m, 576] -> [n, heads, 512]."""
+    def _attend_all(self, query: torch.Tensor, state: State, end: int) -> torch.Tensor:
+        """Causal, of the last n of `end` positions: query [count, n, heads, 576] -> [count * n, heads, 512]."""
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        rows, found = rows.to(wide), []
-        first = rows.shape[0] - query.shape[0]
-        step = max(1, SCORES // (query.shape[1] * rows.shape[0]))
-        column = torch.arange(rows.shape[0], device=rows.device)
-        for at in range(0, query.shape[0], step):
-            part = query[at : at + step].to(wide)
-            last = first + at + torch.arange(part.shape[0], device=rows.device)
-            scores = (part @ rows.T * MLA_SCALE).masked_fill(column > last[:, None, None], -torch.inf)
-            found.append(torch.softmax(scores, -1) @ rows[:, :512])
-        return torch.cat(found)
+        found = []
+        for first in range(0, query.shape[0], step := max(1, GATHERED // (end * query.shape[-1]))):
+            part = query[first : first + step]
+            rows = state.cached(self.layer, slice(first, first + part.shape[0]), end)
+            found.append(_causal(part.to(wide), rows.to(wide)))
+        return torch.cat(found).flatten(0, 1)
+
+
+def _causal(query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """query [count, n, heads, 576] at the last n positions of rows [count, m, 576] -> [count, n, heads, 512]."""
+    count, n, heads, _ = query.shape
+    m = rows.shape[1]
+    column, found = torch.arange(m, device=rows.device), []
+    for at in range(0, n, step := max(1, SCORES // (count * heads * m))):
+        part = query[:, at : at + step]
+        last = m - n + at + torch.arange(part.shape[1], device=rows.device)
+        scores = part.flatten(1, 2) @ rows.mT * MLA_SCALE
+        scores = scores.unflatten(1, (-1, heads)).masked_fill(column > last[:, None, None], -torch.inf)
+        found.append((torch.softmax(scores, -1).flatten(1, 2) @ rows[..., :512]).unflatten(1, (-1, heads)))
+    return torch.cat(found, dim=1)
 
 
 class PrefillStep(DecodeStep):
@@ -99,7 +111,7 @@ def prefill(session: Session, ids: torch.Tensor) -> Output:
     """
     step = PrefillStep(session.step.config, session.step.weights, "", session.step.seats.registry)
     session.make_room(ids.shape[0])
-    chunk = max(1, CHUNK_ROWS // session.count)
+    chunk = max(1, CHUNK_VALUES // (session.count * session.step.weights["embed"].shape[1]))
     for part in torch.split(ids, chunk):
         out = step(part.T.reshape(-1), session.state)
         session.skip(part.shape[0])

@@ -78,16 +78,16 @@ class State:
         here = self.active[request] & (position % self.dcp == shard)
         return torch.where(here, slot, -1)
 
-    def cached(self, layer: int, request: int, count: int) -> torch.Tensor:
-        """The first `count` rows of one request's context, over all shards: [count, 576]."""
+    def cached(self, layer: int, requests: slice, count: int) -> torch.Tensor:
+        """The first `count` rows of some requests' contexts, over all shards: [requests, count, 576]."""
         position = torch.arange(count, device=self.block_table.device)
         inside = position // self.dcp
-        block = self.block_table[request, inside // self.page].long()
+        block = self.block_table[requests][:, inside // self.page].long()
         slot = block * self.page + inside % self.page
         if self.dcp == 1:
             return self.cache[layer, 0].flatten(0, 1)[slot]
         rows = torch.stack([self.cache[layer, r].flatten(0, 1)[slot] for r in range(self.dcp)])
-        return rows[position % self.dcp, position]
+        return rows[position % self.dcp, :, position].transpose(0, 1)
 
     def request_lengths(self) -> torch.Tensor:
         """Rows of each request, this step's new tokens included: i32 [requests], 0 for padding."""
