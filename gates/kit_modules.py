@@ -8,6 +8,7 @@ from pathlib import Path
 
 ENTRIES = ("kgen.gates.kit_host", "kgen.gates.runner.__main__")
 NAMED = re.compile(r"(kgen(?:\.\w+)+)(?::\w+)?")  # modules named in strings, such as the runner's job kinds
+LEFT_OUT = ("kgen.gates.ptx", "kgen.gates.runner.interpreted")  # the interpreter: a kit has a GPU, and no NumPy
 DATA_SUFFIXES = (".c", ".safetensors")  # package data that is needed at run time, where it is there
 
 
@@ -17,7 +18,7 @@ def module_files(entries: Iterable[str] = ENTRIES) -> dict[str, bytes]:
     waiting, seen = list(entries), set()
     while waiting:
         name = waiting.pop()
-        if name in seen or (path := _source(name)) is None:
+        if name in seen or name.startswith(LEFT_OUT) or (path := _source(name)) is None:
             continue
         seen.add(name)
         files[_inside(name, path)] = path.read_bytes()

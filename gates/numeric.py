@@ -3,10 +3,14 @@
     run(op, artefacts, *, cache, device="cuda", deadline=600.0, next_command="") -> GateResult
 
 Seeds are drawn here, after the candidate is fixed; one runner process runs all points; the references are computed
-here, in float64, after the runner has ended. Codes: numeric.pass; numeric.error, .exact, .hard_rule, .guard,
-.inputs_written, .unwritten, .nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer (fail); numeric.runner,
-.contract (error; contract: the op's own reference is unfit to judge); numeric.no_gpu, .other_gpu (skip). Not covered:
-speed, and what the values mean to a model.
+here, in float64, after the runner has ended. On device "ptx" the kernels' PTX runs in the interpreter instead, on the
+CPU and under several warp schedules: a pass there says so, supports staging and never a promotion.
+
+Codes: numeric.pass, .ptx_pass; numeric.error, .exact, .hard_rule, .guard, .inputs_written, .unwritten,
+.nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer, and of the interpreter .memory, .race, .barrier
+(fail); numeric.runner, .budget, .contract (error; budget: the interpreter gave up; contract: the op's own reference is
+unfit to judge); numeric.no_gpu, .other_gpu, .unsupported (skip; unsupported names the instruction that the interpreter
+does not know). Not covered: speed, and what the values mean to a model.
 """
 
 import math
@@ -26,7 +30,7 @@ from kgen.gates.environment import device_arch
 from kgen.gates.rows import rows_of, with_tokens
 from kgen.gates.runner import numeric as job_side
 from kgen.gates.runner.host import Outcome, running
-from kgen.gates.runner.job import Built, LoadSpec, spec
+from kgen.gates.runner.job import PTX, Built, Interpretable, LoadSpec, ptx_spec, spec
 from kgen.gates.runner.numeric import FAMILY, GRAPH, PADDED, Check
 from kgen.gates.skipping import skip_without
 from kgen.records import GateResult, Problem, Status, to_json
@@ -35,11 +39,19 @@ GATE = "unit-numeric"
 DEADLINE_SECONDS = 600.0
 STALL_SECONDS = 60.0  # one call that takes this long never ends
 REPEATS = 2  # further runs of the first family, whose bits must agree; one for the others
+PTX_STEPS = 3
+UNDECIDED = {  # how an interpreted call ends without a verdict -> status and code
+    "unsupported": (Status.SKIP, "numeric.unsupported"),  # an instruction that the interpreter does not know
+    "budget": (Status.ERROR, "numeric.budget"),
+}
 SEED_BITS = 48
 SHOWN = 20  # failures listed in the evidence
 ORDER = (  # which code names the result when several checks failed: the most basic first
     "crash",
     "timeout",
+    "memory",
+    "barrier",
+    "race",
     "guard",
     "inputs_written",
     "unwritten",
@@ -81,6 +93,13 @@ def run(
     )
 
 
+def interpret(
+    op: Op, artefacts: Sequence[Interpretable], *, cache: Path, deadline: float = DEADLINE_SECONDS
+) -> GateResult:
+    """The gate over these artefacts' PTX, in the interpreter, for any arch; on this machine's CPU."""
+    return run_specs(op, [ptx_spec(a) for a in artefacts], cache=cache, device=PTX, deadline=deadline)
+
+
 def run_specs(
     op: Op,
     specs: Sequence[LoadSpec],
@@ -98,22 +117,27 @@ def run_specs(
         return skipped
     if unfit := selftest.complaints(op):
         return GateResult(GATE, Status.ERROR, "numeric.contract", "; ".join(unfit), {}, 0.0, GATE_CONTRACT)
-    chosen = [s for s in specs if device == "cpu" or s.problem.arch == device_arch()]
-    plan = make_plan(op, chosen)
+    interpreted = device == PTX
+    host = "cpu" if interpreted else device
+    chosen = [s for s in specs if host == "cpu" or s.problem.arch == device_arch()]
+    plan = make_plan(op, chosen, interpreted)
     job = {
         "items": [{"spec": to_json(s), "checks": [to_json(c) for c in checks]} for s, checks in plan],
         "cache": str(cache),
-        "device": device,
+        "device": host,
     }
+    stall = deadline if interpreted else stall
     with running("numeric", job, deadline=deadline, stall=stall, need_bytes=output_bytes(op, plan)) as outcome:
         runner_seconds = time.monotonic() - started
         table = judge.Table()
-        failures = judge_outcome(op, plan, outcome, table, device)
+        failures = judge_outcome(op, plan, outcome, table, host)
+        ended = [str(word) for word in outcome.result.get("ended", ())]
         error = outcome.message + _last_words(outcome) if outcome.status == "error" else ""
-    wanted = sanitize and not failures and not error
+    wanted = sanitize and not failures and not error and not interpreted
     sanitized = sanitizer.run(op, chosen, cache=cache, device=device) if wanted else {}
     failures += [Failure("sanitizer", text) for text in sanitizer.complaints(sanitized)]
     evidence = {
+        "device": device,
         "points": len(chosen),
         "families": [f.name for f in op.families],
         "seeds": {
@@ -124,7 +148,11 @@ def run_specs(
         "sanitizer": sanitized,
         "runner_seconds": round(runner_seconds, 2),
     }
-    return _result(failures, error, evidence, len(chosen), time.monotonic() - started)
+    seconds = time.monotonic() - started
+    if ended and not failures:
+        status, code = UNDECIDED[ended[0]]
+        return GateResult(GATE, status, code, ended[1], evidence, seconds, GATE_CONTRACT)
+    return _result(failures, error, evidence, len(chosen), seconds)
 
 
 def _last_words(outcome: Outcome) -> str:
@@ -141,23 +169,28 @@ def _result(
     elif error:
         status, code, message = Status.ERROR, "numeric.runner", error
     else:
-        status, code, message = Status.PASS, "numeric.pass", f"{points} points, all families within the rule"
+        where = " in the PTX interpreter, no finding" if evidence["device"] == PTX else ""
+        code = "numeric.ptx_pass" if where else "numeric.pass"
+        status, message = Status.PASS, f"{points} points, all families within the rule{where}"
     return GateResult(GATE, status, code, message, evidence, seconds, GATE_CONTRACT)
 
 
-def make_plan(op: Op, specs: Sequence[LoadSpec]) -> list[tuple[LoadSpec, list[Check]]]:
-    """Every family at every point, padded counts where the bin has some, and the graph check; fresh secret seeds."""
+def make_plan(op: Op, specs: Sequence[LoadSpec], interpreted: bool = False) -> list[tuple[LoadSpec, list[Check]]]:
+    """Every family at every point, padded counts where the bin has some, and the graph check; fresh secret seeds.
+
+    Interpreted: no graphs, PTX_STEPS calls on a state at most, and repeats of the first family only.
+    """
     plan: list[tuple[LoadSpec, list[Check]]] = []
     number = 0
     for each in specs:
         base = op.families[0].name
-        drafts = [(FAMILY, f.name, f.steps, 0) for f in op.families]
+        drafts = [(FAMILY, f.name, min(f.steps, PTX_STEPS) if interpreted else f.steps, 0) for f in op.families]
         padded = [n for n in op.pack.padded if op.bin_for(n) == each.problem.tokens]
         drafts += [(PADDED, base, 1, n) for n in padded if not op.refuses(with_tokens(each.problem, n))]
-        drafts.append((GRAPH, base, 1, 0))
+        drafts += [] if interpreted else [(GRAPH, base, 1, 0)]
         checks = []
         for kind, family, steps, true_tokens in drafts:
-            repeats = REPEATS if (kind, family) == (FAMILY, base) else 1
+            repeats = REPEATS if (kind, family) == (FAMILY, base) else 0 if interpreted else 1
             seed = secrets.randbits(SEED_BITS)
             checks.append(Check(number, kind, family, seed, steps, true_tokens, repeats))
             number += 1
@@ -199,7 +232,9 @@ def judge_outcome(
             table.add([row])
             if row.complaint:
                 failures.append(Failure(row.code, f"{row.problem} {row.what}: {row.complaint}"))
-    if checks and outcome.status == "done":
+    if outcome.result.get("ended") and (code := str(outcome.result["ended"][0])) in ORDER:
+        failures.append(Failure(code, str(outcome.result["ended"][1])))
+    if checks and outcome.status == "done" and not outcome.result.get("ended"):
         failures.append(Failure("unwritten", f"{len(checks)} checks left no record"))
     return failures
 

@@ -7,7 +7,7 @@ import torch
 from kgen.contract import Op
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
-from kgen.gates.runner.job import LoadSpec
+from kgen.gates.runner.job import PTX, LoadSpec
 from kgen.records import GateResult, Status
 
 NEXT = "on a GPU host: kgen propose --op {op}; without one: kgen kit RUN -o kit.pyz, run it there, kgen ingest"
@@ -18,7 +18,7 @@ def skip_without(
 ) -> GateResult | None:
     """A skip with the exact next command when these artefacts cannot run on this machine, else None."""
     command = command or NEXT.format(op=op.name)
-    if device == "cpu":
+    if device in ("cpu", PTX):
         return None
     if not torch.cuda.is_available():
         message = f"no CUDA GPU here; next: {command}"

@@ -24,7 +24,7 @@ WORD = "no_such_reduction"
 BROKEN = GOOD.replace("warp_reduction_sum", WORD)
 POINT = ("--op", "moe_shared", "--arch", "sm_90a", "--dims", "nano", "--tokens", "1")
 KEY = "sk-secret/0123+456789abcdef"
-STAGED = ["compile.pass", "numeric.no_gpu", "fullmodel.no_gpu", "perf.no_gpu"]
+STAGED = ["compile.pass", "numeric.ptx_pass", "fullmodel.no_gpu", "perf.no_gpu"]
 
 
 @dataclass(frozen=True)

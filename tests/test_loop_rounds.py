@@ -27,7 +27,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def go(tmp_path: Path, cache: Path) -> Go:
     def run(proposer: ListProposer, bins: tuple[int, ...] = (1, 8), **more: object) -> tuple[Run, Ended, list[Event]]:
-        asked = Settings(OP.name, proposer.name, archs=("sm_90a",), dims=("nano",), bins=bins, **more)  # type: ignore[arg-type]
+        asked = Settings(OP.name, proposer.name, archs=("sm_90a",), dims=("nano",), bins=bins, interpret=False, **more)  # type: ignore[arg-type]
         settings = asked.checked(OP)
         made = begin(Runs(tmp_path / "runs"), OP, settings, "kgen propose")
         events: list[Event] = []
@@ -116,7 +116,7 @@ def test_when_time_is_up_candidates_say_so_and_can_be_tried_again(go: Go, cache:
     run, ended, _ = go(ListProposer([source("late")]), minutes=1e-9)
     assert ended.outcome == "refused"
     assert codes(run) == [["compile.out_of_time"]]
-    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8)).checked(OP)
+    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
     assert work_on(run, OP, settings, ListProposer(), cache).outcome == "staged"
 
 
@@ -147,7 +147,7 @@ def test_the_second_run_of_the_same_candidates_builds_nothing_and_says_so(go: Go
 def test_a_finished_run_taken_up_again_does_nothing(go: Go, cache: Path) -> None:
     run, _, _ = go(ListProposer([source("a"), BROKEN]))
     before = {p: p.stat().st_mtime_ns for p in run.path.glob("0*/*")}
-    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8)).checked(OP)
+    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
     proposer = ListProposer([source("never asked for")])
     ended = work_on(run, OP, settings, proposer, cache)
     assert ended.outcome == "staged"
@@ -158,7 +158,7 @@ def test_a_finished_run_taken_up_again_does_nothing(go: Go, cache: Path) -> None
 def test_a_checkpoint_of_garbage_costs_nothing(go: Go, cache: Path) -> None:
     run, _, _ = go(ListProposer([source("a")]))
     (run.path / CHECKPOINT).write_bytes(b"\x00garbage" * 999)
-    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8)).checked(OP)
+    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
     assert work_on(run, OP, settings, ListProposer(), cache).outcome == "staged"
 
 
@@ -170,7 +170,7 @@ def test_the_checkpoint_holds_ids_and_no_source(go: Go) -> None:
 
 def test_a_run_is_worked_on_by_one_process_at_a_time(go: Go, cache: Path) -> None:
     run, _, _ = go(ListProposer([source("a")]))
-    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8)).checked(OP)
+    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
     with run.lock(), pytest.raises(LockBusy):
         work_on(run, OP, settings, ListProposer(), cache)
 

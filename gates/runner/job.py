@@ -1,12 +1,25 @@
 """What a runner is told to load. Plain records; JSON on the wire."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from kgen.records import BuildRecord, Problem
+from kgen.records import BuildRecord, Launch, Problem
 
-ARTEFACT, STOCK = "artefact", "stock"
+ARTEFACT, STOCK, PTX = "artefact", "stock", "ptx"
+
+
+class Interpretable(Protocol):
+    """An artefact whose PTX text was kept."""
+
+    @property
+    def record(self) -> BuildRecord: ...
+
+    @property
+    def object(self) -> Path: ...
+
+    @property
+    def ptx(self) -> Path: ...
 
 
 class Built(Protocol):
@@ -36,12 +49,12 @@ class LoadSpec:
     design: str = ""
     candidate: str = ""
     fault: str = ""
+    ptx: str = ""  # path; with `launches`, for the interpreter only
+    launches: tuple[Launch, ...] = ()
 
     @property
     def label(self) -> str:
-        return (
-            f"object {self.object_sha256[:12]}" if self.engine == ARTEFACT else f"stock stand-in {self.fault}".strip()
-        )
+        return f"stock stand-in {self.fault}".strip() if self.engine == STOCK else f"object {self.object_sha256[:12]}"
 
 
 def spec(artefact: Built) -> LoadSpec:
@@ -56,6 +69,12 @@ def spec(artefact: Built) -> LoadSpec:
         design=record.design,
         candidate=record.candidate,
     )
+
+
+def ptx_spec(artefact: Interpretable) -> LoadSpec:
+    """For the interpreter: the PTX and the launches that the audit recorded."""
+    text = str(Path(artefact.ptx).resolve())
+    return replace(spec(artefact), engine=PTX, ptx=text, launches=artefact.record.launches)
 
 
 def stock_spec(problem: Problem, fault: str = "") -> LoadSpec:

@@ -77,6 +77,7 @@ class Bench:
     def call(self, buffers: BufferSet, what: str) -> None:
         with self.out.candidate(f"{self.problem.key} {what}", self.device):
             self.loaded.bind(buffers)()
+        self.findings += self.loaded.findings()
 
     def found(self, code: str, text: str) -> None:
         self.findings.append((code, text))
@@ -109,7 +110,10 @@ def run(job: Mapping[str, Any], out: Out) -> dict[str, Any]:
             inputs_on=str(job.get("inputs_on", job["device"])),
             guard=int(job.get("guard", GUARD)),
         )
-        _run_artefact(bench, [from_json(Check, value) for value in item["checks"]])
+        try:
+            _run_artefact(bench, [from_json(Check, value) for value in item["checks"]])
+        except subject.Ended as ended:
+            return {"ended": [ended.code, str(ended)]}
     return {}
 
 

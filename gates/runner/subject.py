@@ -1,9 +1,10 @@
 """A loaded candidate: something that can be bound to a set of buffers and called.
 
-`load(spec, cache)` links and loads an artefact by hash, or takes the stock op in its place. The stock
-stand-in runs on CPU too, which is how the gates' own checks are tested without a GPU.
+`load(spec, cache)` links and loads an artefact by hash, runs its PTX in the interpreter, or takes the stock op in its
+place. The stock stand-in runs on CPU too, which is how the gates' own checks are tested without a GPU.
 """
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -11,13 +12,22 @@ from typing import Protocol
 from kgen.contract import Op
 from kgen.gates.runner import faults
 from kgen.gates.runner.buffers import BufferSet
-from kgen.gates.runner.job import ARTEFACT, LoadSpec
+from kgen.gates.runner.job import ARTEFACT, PTX, LoadSpec
 from kgen.ops import REGISTRY
 from kgen.serve.launcher import Launcher
 from kgen.serve.link import link
 from kgen.serve.runtime import find_runtime
 
 Call = Callable[[], None]
+INTERPRETED = "kgen.gates.runner.interpreted"  # imported on demand: it needs NumPy, which a kit does not carry
+
+
+class Ended(Exception):
+    """A call that does not come to an end: `code` says why, as a finding would, or that nothing can be said."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Subject(Protocol):
@@ -28,6 +38,9 @@ class Subject(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Launches per kernel since load."""
+
+    def findings(self) -> list[tuple[str, str]]:
+        """Code and text of what is known to be wrong with the calls since the last time, beside their results."""
 
 
 class ArtefactSubject:
@@ -48,6 +61,9 @@ class ArtefactSubject:
 
     def counts(self) -> dict[str, int]:
         return self.launcher.counts()
+
+    def findings(self) -> list[tuple[str, str]]:
+        return []
 
 
 class StockSubject:
@@ -74,8 +90,14 @@ class StockSubject:
     def counts(self) -> dict[str, int]:
         return {"stock": self.calls}
 
+    def findings(self) -> list[tuple[str, str]]:
+        return []
+
 
 def load(spec: LoadSpec, cache: Path) -> Subject:
     """Raises RuntimeMissing, LinkError, IntegrityError or OSError."""
     op = REGISTRY.get(spec.problem.op)
+    if spec.engine == PTX:
+        interpreted: Subject = importlib.import_module(INTERPRETED).PtxSubject(spec, op, cache)
+        return interpreted
     return ArtefactSubject(spec, op, cache) if spec.engine == ARTEFACT else StockSubject(spec, op)

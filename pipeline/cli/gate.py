@@ -33,16 +33,29 @@ def gate(
         list[int] | None, typer.Option("--tokens", help="Repeat for several (default: quick bins).")
     ] = None,
     axis: AxisOption = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Of unit-numeric: cuda, or ptx (the PTX interpreter, no GPU needed).")
+    ] = "cuda",
     cache: CacheOption = "",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Run one gate on a candidate file. GPU gates build it first, and need a GPU of that architecture."""
+    """Run one gate on a candidate file. GPU gates build it first, and need a GPU of that architecture.
+
+    unit-numeric runs without a GPU with --device ptx: small dims unless others are named, tokens 1, 4 and 16.
+    """
+    from kgen.gates.runner.job import PTX
+    from kgen.loop.matrix import AROUND
     from kgen.loop.settings import Settings
     from kgen.records import Candidate, Origin
 
     one_of("GATE", name, GATES)
+    one_of("--device", device, ("cuda", PTX))
+    if device == PTX and name != "unit-numeric":
+        raise boundary.Usage("--device ptx is for unit-numeric: the other gates need a GPU, or none at all")
     found = find_op(op)
+    if device == PTX:
+        dims, tokens = dims or [found.pack.small], tokens or list(AROUND)
     asked = Settings(
         found.name,
         "file",
@@ -54,7 +67,7 @@ def gate(
     )
     settings = checked(asked, found)
     candidate = Candidate(found.name, _source(file), Origin("file", {"name": Path(file).name}))
-    result = _run(name, found, settings, candidate, cache_at(cache))
+    result = _run(name, found, settings, candidate, cache_at(cache), device)
     if json:
         output.emit({"schema": "kgen.gate/1", "candidate": candidate.id, "result": result})
     else:
@@ -89,10 +102,12 @@ def _source(file: str) -> str:
         raise boundary.Usage(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cache: Path) -> "GateResult":
+def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cache: Path, device: str) -> "GateResult":
+    from kgen.gates import numeric
     from kgen.gates.builder.pool import Builder
     from kgen.gates.compile import CompileGate
     from kgen.gates.contract import DEFECTS
+    from kgen.gates.runner.job import PTX
     from kgen.gates.sandbox import choose
     from kgen.loop import matrix
     from kgen.store.cache import linked_in
@@ -101,6 +116,8 @@ def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cach
         report = compiler.run(candidate, matrix.full(op, settings))
         if name == "compile" or not report.result.passed:
             return report.result
+        if device == PTX:
+            return numeric.interpret(op, report.artefacts, cache=linked_in(cache))
         mutants: list[CompileReport] = []
         if name == "full-model-eval":
             problems = matrix.mutants(op, settings)

@@ -50,6 +50,9 @@ Proposers = Annotated[
 Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds at most (search: 1, writers: 6).")]
 Candidates = Annotated[int | None, typer.Option("--candidates", min=1, help="Candidates at most (search: 24).")]
 Minutes = Annotated[float, typer.Option("--minutes", help="Wall time at most.")]
+Interpret = Annotated[
+    bool, typer.Option("--interpret/--no-interpret", help="Without a GPU, check numbers in the PTX interpreter.")
+]
 Unsafe = Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox; never promotable.")]
 
 
@@ -75,6 +78,7 @@ def propose(
     kernels: SetOption = "",
     cache: CacheOption = "",
     promote: Annotated[bool, typer.Option("--promote", help="Promote what comes out promotable.")] = False,
+    interpret: Interpret = True,
     unsafe: Unsafe = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -107,6 +111,7 @@ def propose(
         bins=tuple(tokens or ()),
         axes=axes_of(axis or []),
         replay=str(source or ""),
+        interpret=interpret,
         unsafe=unsafe,
     )
     settings = checked(asked, found)

@@ -11,6 +11,8 @@ from kgen.gates.contract import few_bins
 from kgen.loop.settings import Settings, refusal
 from kgen.records import Problem
 
+AROUND = (1, 4, 16)  # tokens of the points that are interpreted
+
 
 def asked(op: Op, settings: Settings) -> tuple[Problem, ...]:
     """What a proposer is asked for: all that one source must serve, on the first arch."""
@@ -26,6 +28,20 @@ def quick(op: Op, settings: Settings) -> tuple[Problem, ...]:
 def full(op: Op, settings: Settings) -> tuple[Problem, ...]:
     """Every arch x dims x bin."""
     return _points(op, settings, settings.archs, settings.dims, settings.bins)
+
+
+def interpreted(op: Op, settings: Settings) -> tuple[Problem, ...]:
+    """What the PTX interpreter judges where there is no GPU: the small dims at a narrow, a middle and a wide bin.
+
+    On the first arch; empty when the matrix has no small dims, or nothing is to be interpreted.
+    """
+    if not settings.interpret:
+        return ()
+    small = [name for name in settings.dims if name == op.pack.small]
+    points = _points(op, settings, settings.archs[:1], small, settings.bins)
+    bins = sorted(p.tokens for p in points)
+    wanted = {min(bins, key=lambda n: abs(n - around)) for around in AROUND if bins}
+    return tuple(p for p in points if p.tokens in wanted)
 
 
 def mutants(op: Op, settings: Settings) -> tuple[Problem, ...]:

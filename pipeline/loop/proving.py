@@ -1,21 +1,25 @@
 """The three GPU gates inside a run: the same pieces of work, functions and evidence as in a kit, on the GPU here.
 
-Without a fitting GPU every gate is a skip whose message holds the next command. Finished pieces are kept in
-`parts.json` and are not run again. Not covered: which candidates get here; see `graph`.
+Without a fitting GPU every gate is a skip whose message holds the next command; but the numbers are checked in the PTX
+interpreter, whose pass stages a candidate and is tried again where a GPU is. Finished pieces are kept in `parts.json`
+and are not run again. Not covered: which candidates get here; see `graph`.
 """
 
 import json
 import lzma
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from kgen.gates import numeric
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.ingest import ingest
 from kgen.gates.kit_results import JUDGED, NEUTRAL, EvidenceSet, distinct, merge_results, pack_raw
 from kgen.gates.kit_units import GATE_NAMES, RUN, CarriedCandidate, Done, Runner, Unit, part_of, units
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.skipping import skip_without
+from kgen.loop import matrix
 from kgen.loop.intake import ledger, take_in
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.promotion.champions import champions
@@ -54,7 +58,7 @@ def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[st
     specs = [stock_spec(b.problem) for b in sound]
     skip = skip_without("cuda", work.op, specs, GATE_NAMES[short], PREFIX[short], next_command(work))
     if skip is not None:
-        return skip
+        return _interpreted(work, folder, skip) if short == "numeric" else skip
     carried = CarriedCandidate(
         folder.candidate().id,
         tuple(b for b in sound if b.problem.arch == work.arch),
@@ -72,6 +76,23 @@ def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[st
         message = "this matrix has no dims that a promotion claims"
         return GateResult(GATE_NAMES[short], Status.SKIP, f"{PREFIX[short]}.no_points", message)
     return merge_results(results)
+
+
+def _interpreted(work: Work, folder: CandidateFolder, skip: GateResult) -> GateResult:
+    """unit-numeric on the CPU; `skip` where nothing is built that can be interpreted, or no time is left."""
+    problems = matrix.interpreted(work.op, work.settings)
+    if not problems or work.seconds_left <= 0:
+        return skip
+    work.stage(f"{numeric.GATE} of {folder.short_id} in the PTX interpreter", 1)
+    report = work.gate.run(folder.candidate(), problems)  # from the cache
+    if not report.result.passed:
+        return report.result
+    seconds = min(UNIT_SECONDS, work.seconds_left)
+    result = numeric.interpret(work.op, report.artefacts, cache=linked_in(work.cache), deadline=seconds)
+    if result.status is Status.PASS or result.status is Status.SKIP:
+        result = replace(result, message=f"{result.message}; next, on a GPU: {next_command(work)}")
+    work.step(result.code, folder.short_id, result)
+    return result
 
 
 def _unit(work: Work, folder: CandidateFolder, unit: Unit, runners: Mapping[str, Runner]) -> Evidence:

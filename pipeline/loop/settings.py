@@ -42,6 +42,7 @@ class Settings:
     axes: Mapping[str, str] = field(default_factory=dict)  # only those that are not at their default
     finalists: int = FINALISTS
     replay: str = ""  # the run folder that `replay` reads
+    interpret: bool = True  # without a GPU: check numbers in the PTX interpreter
     unsafe: bool = False  # built without a sandbox, on explicit request; never promotable
 
     def checked(self, op: Op) -> "Settings":

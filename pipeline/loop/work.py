@@ -81,6 +81,6 @@ class Work:
         if result is None or result.status is Status.ERROR:
             return False
         reason = result.code.rpartition(".")[2]
-        if result.status is Status.SKIP and reason in (NO_GPU, OTHER_GPU):
+        if result.interpreted or (result.status is Status.SKIP and reason in (NO_GPU, OTHER_GPU)):
             return self.arch not in self.settings.archs
         return reason != OUT_OF_TIME

@@ -113,12 +113,12 @@ def _whose(case: Case, key: bytes, trust: bool) -> str:
 def _proven(case: Case, evidence: Evidence) -> None:
     for gate in GATES:
         result = case.verdict.result(gate)
-        if result is None or not result.passed:
+        if result is None or not result.passed or result.interpreted:
             found = f"{result.status}: {result.message}" if result else "no result"
             raise Refused("promote.verdict", f"not promotable: {gate} is not passed ({found})")
     results = {r.gate: r for r in evidence.results}
     for gate in GPU_GATES:
-        if gate not in results or not results[gate].passed:
+        if gate not in results or not results[gate].passed or results[gate].interpreted:
             raise Refused("promote.evidence", f"not promotable: the evidence holds no pass of {gate}")
         if results[gate].contract != evidence.gate_contract:
             raise IntegrityError(f"the evidence is of gate contract {evidence.gate_contract}, its {gate} is not")

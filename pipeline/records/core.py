@@ -76,6 +76,11 @@ class GateResult:
     def passed(self) -> bool:
         return self.status is Status.PASS
 
+    @property
+    def interpreted(self) -> bool:
+        """Whether it comes from the PTX interpreter: it may stage a candidate, never promote it."""
+        return self.evidence.get("device") == "ptx"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -101,5 +106,6 @@ class Verdict:
 
     @property
     def promotable(self) -> bool:
-        """All four gates passed; a skip is not a pass."""
-        return all((r := self.result(gate)) is not None and r.passed for gate in GATES)
+        """All four gates passed, on a GPU where they need one; a skip is not a pass."""
+        results = [self.result(gate) for gate in GATES]
+        return all(r is not None and r.passed and not r.interpreted for r in results)

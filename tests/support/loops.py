@@ -26,7 +26,7 @@ from kgen.store.runs import Run, Runs
 
 OP = REGISTRY.get("moe_shared")
 ROW_COPY = (Path(__file__).parent / "row_copy.py").read_text()
-SMALL = ("--arch", "sm_90a", "--dims", "nano", "--tokens", "1", "--tokens", "8")
+SMALL = ("--arch", "sm_90a", "--dims", "nano", "--tokens", "1", "--tokens", "8", "--no-interpret")
 SECONDS = 120.0
 
 
@@ -63,7 +63,7 @@ class ListProposer:
 
 def recording(folder: Path, sources: Sequence[str]) -> Path:
     """A run folder with these candidates, for replay."""
-    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8)).checked(OP)
+    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
     run = begin(Runs(folder), OP, settings, "kgen propose")
     with run.lock():
         for text in sources:
