@@ -40,7 +40,7 @@ class Clocks:
         self.lanes, self.warps, self.cluster = lanes, warps, size
         self.ctas = ctas
         columns = (geometry.ctas if whole else size) * self.agents + 1
-        self.blind = whole and columns * lanes.rows * 4 > MAX_BYTES
+        self.blind = whole and columns * (2 + proxy) * lanes.rows * 4 > MAX_BYTES
         if self.blind:
             whole, columns = False, size * self.agents + 1
         self.whole = whole

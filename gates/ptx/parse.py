@@ -17,6 +17,7 @@ SPACES = (".global", ".shared", ".const", ".local")
 LINKAGE = (".visible", ".extern", ".weak", ".common")
 MAX_REGISTERS = 200_000
 MAX_DEPTH = 50
+MAX_PARAMS, MAX_ALIGN = 32764, 1 << 16  # bytes
 
 
 @dataclass
@@ -157,6 +158,8 @@ class _Parser:
             self._next()
             data = self._initial(width)
         self._take(";")
+        if count < 0 or len(data) > count * width or align > MAX_ALIGN:
+            raise PtxError(name.line, f"variable {name.text} has a size, alignment or initial value that cannot be")
         return Variable(name.text, space, max(align, width), count * width, data)
 
     def _initial(self, width: int) -> bytes:
@@ -206,8 +209,8 @@ class _Parser:
                 self._next()
                 count = self._number()
                 self._take("]")
-            if not width:
-                raise PtxError(name.line, f"parameter {name.text} has no type")
+            if not width or not 0 < count * width <= MAX_PARAMS or align > MAX_ALIGN:
+                raise PtxError(name.line, f"parameter {name.text} has no type, or a size or alignment that cannot be")
             found.append(Param(name.text, max(align, width), width * count))
             if self._is(","):
                 self._next()

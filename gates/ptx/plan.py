@@ -15,6 +15,7 @@ from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
 Array = npt.NDArray[Any]
+MAX_VARIABLE = 1 << 26  # bytes of a variable in global or constant memory
 REGISTER_BITS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128}
 NUMBER: dict[int, Any] = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
@@ -58,6 +59,8 @@ class Decoder:
         found = space.named(f".{variable.space} {variable.name}")
         if found is not None:
             return found
+        if variable.size > MAX_VARIABLE:
+            raise PtxError(0, f"variable {variable.name[:60]} of {variable.size} bytes is too large")
         data = np.zeros(-(-max(variable.size, 1) // 32) * 32, np.uint8)
         data[: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
         role = "workspace" if variable.space == "global" else "const"

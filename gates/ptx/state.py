@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -225,7 +225,12 @@ class Machine:
         name, text, line = self.plan.entry.name, instruction.text, instruction.line
         self.run.log.add(Finding(kind, message, name, text, line, block, thread, address, tensor, index, times))
 
-    def give_up(self, why: str) -> None:
+    def stop(self, kind: Kind, message: str, lanes: Array) -> NoReturn:
+        """Reports what the hardware would not survive, and ends the run."""
+        self.report_lanes(kind, message, lanes)
+        raise StoppedError(f"{self.plan.entry.name[:60]} cannot go on: {message}")
+
+    def give_up(self, why: str) -> NoReturn:
         """Raises UnsupportedError for what the interpreter has no room for."""
         raise UnsupportedError(self.plan.instructions[self.pc], why)
 

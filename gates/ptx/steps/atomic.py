@@ -126,6 +126,7 @@ def _apply(m: Machine, g: Group, space: str, addresses: Array, values: Array, ex
         note_read(m, target, how.size, how.scope)
         keys = m.rng.permutation(len(at)) if m.run.seed else np.arange(len(at))
         for chosen in rounds(target.offsets, keys):
+            m.run.check()
             part = target.keep(chosen)
             if how.reads:
                 order.heard(m, part, how.acquires)

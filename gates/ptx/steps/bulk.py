@@ -10,7 +10,8 @@ import numpy as np
 from kgen.gates.ptx.access import load, put, resolve
 from kgen.gates.ptx.arith import width
 from kgen.gates.ptx.budget import UnsupportedError
-from kgen.gates.ptx.geometry import WARP
+from kgen.gates.ptx.findings import Kind
+from kgen.gates.ptx.geometry import MAX_SHARED, WARP
 from kgen.gates.ptx.memory import RANK_BITS
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Step
@@ -20,7 +21,7 @@ from kgen.gates.ptx.syntax import Instruction
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
-MAX_BULK = 1 << 24
+AT_A_TIME = 1 << 26  # bytes that move as one vector
 
 
 def landed(m: "Machine", g: Group, commits: Array, allowed: int, kind: int) -> None:
@@ -72,12 +73,16 @@ def _pieces(addresses: Array, size: int) -> Array:
     return (addresses[:, None] + steps).reshape(-1)
 
 
-def _by_size(m: "Machine", sizes: Array) -> Iterator[tuple[int, Array]]:
+def _by_size(m: "Machine", sizes: Array, index: Array) -> Iterator[tuple[int, Array]]:
+    """Positions of copies of one size, not too many at a time. Sizes that cannot be are reported."""
     for size in np.unique(sizes).tolist():
-        if size % 16 or size > MAX_BULK:
-            raise PtxError(m.plan.instructions[m.pc].line, f"a bulk copy of {size} bytes cannot be")
-        if size:
-            yield size, np.flatnonzero(sizes == size)
+        some = np.flatnonzero(sizes == size)
+        if size % 16 or size > MAX_SHARED:
+            m.report_lanes(Kind.MISALIGNED, f"a bulk copy of {size} bytes cannot be", index[some])
+        elif size:
+            for part in np.array_split(some, -(-len(some) * size // AT_A_TIME)):
+                m.run.check()
+                yield size, part
 
 
 def copy(d: Decoder, i: Instruction, spaces: tuple[str, ...]) -> Step:
@@ -100,7 +105,7 @@ def copy(d: Decoder, i: Instruction, spaces: tuple[str, ...]) -> Step:
             barriers = spread(barriers, masks)[0]
         at, cta, slot = m.mbarriers.locate("shared::cluster", barriers, g.index[lane])
         stamps = m.mbarriers.stamp(cta, slot)
-        for size, some in _by_size(m, sizes[lane[at]]):
+        for size, some in _by_size(m, sizes[lane[at]], g.index[lane[at]]):
             who = lane[at[some]]
             index = np.repeat(g.index[who], size // 16)
             values = load(m, from_space, _pieces(sources[who], size), index, 16)
@@ -126,7 +131,7 @@ def _store(d: Decoder, i: Instruction, from_space: str) -> Step:
     def step(m: "Machine", g: Group) -> Ended:
         places, sources = to(m, g), source(m, g)
         marks = stores_stamp(m, g.index)
-        for size, some in _by_size(m, count(m, g).astype(np.int64)):
+        for size, some in _by_size(m, count(m, g).astype(np.int64), g.index):
             index = np.repeat(g.index[some], size // 16)
             stamps = np.repeat(marks[some], size // 16)
             values = load(m, from_space, _pieces(sources[some], size), index, 16, 0, stamps)

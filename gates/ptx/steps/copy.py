@@ -17,8 +17,6 @@ from kgen.gates.ptx.syntax import Instruction
 from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
-MAX_BULK = 1 << 24
-
 
 def cp(d: Decoder, i: Instruction) -> Step:
     reduces = i.modifiers[:1] == ("reduce",)

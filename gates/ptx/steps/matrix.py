@@ -11,6 +11,7 @@ from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Machine, Reader, Step
 from kgen.gates.ptx.steps.warp import synced
 from kgen.gates.ptx.syntax import Instruction
+from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
 
@@ -47,10 +48,18 @@ def whole_warps(d: Decoder, i: Instruction, at: int) -> list[Reader]:
     return [reader(d.source(o, "b32", i)) for o in d.items(i.operands[at])]
 
 
+def expect(d: Decoder, i: Instruction, at: int, count: int) -> None:
+    """Raises PtxError where an operand has another number of registers."""
+    if len(d.items(i.operands[at])) != count:
+        raise PtxError(i.line, f"operand {at + 1} of {i.name[:60]} takes {count} registers")
+
+
 def mma(d: Decoder, i: Instruction) -> Step:
     form = forms.mma(i.modifiers)
     if form is None or len(i.operands) != 4:
         raise UnsupportedError(i)
+    for at, count in enumerate((form.c_registers, form.a_registers, form.b_registers, form.c_registers)):
+        expect(d, i, at, count)
     numbers = [d.number(o, i) for o in d.items(i.operands[0])]
     a, b, c = (whole_warps(d, i, at) for at in (1, 2, 3))
 
@@ -66,6 +75,7 @@ def ldmatrix(d: Decoder, i: Instruction) -> Step:
     form = copies.ldmatrix(i.modifiers)
     if form is None:
         raise UnsupportedError(i)
+    expect(d, i, 0, form.count)
     numbers = [d.number(o, i) for o in d.items(i.operands[0])]
     address = d.address(i.operands[1], i)
 
@@ -83,6 +93,7 @@ def stmatrix(d: Decoder, i: Instruction) -> Step:
     form = copies.stmatrix(i.modifiers)
     if form is None:
         raise UnsupportedError(i)
+    expect(d, i, 1, form.count)
     address = d.address(i.operands[0], i)
     sources = whole_warps(d, i, 1)
 

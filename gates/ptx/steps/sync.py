@@ -3,6 +3,7 @@
 import numpy as np
 
 from kgen.gates.ptx.budget import UnsupportedError
+from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.geometry import WARP
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
@@ -31,7 +32,7 @@ def bar(d: Decoder, i: Instruction) -> Step:
 
     def one(m: "Machine", g: Group, number: int, threads: int) -> Ended:
         if not 0 <= number < 16 or threads % WARP or threads > 1024:
-            raise PtxError(i.line, f"barrier {number} of {threads} threads cannot be")
+            m.stop(Kind.BARRIER, f"barrier {number} of {threads} threads cannot be", g.index)
         if arrives:
             return m.barriers.arrive(g, number, threads) or False
         return None if m.barriers.sync(g, number, threads) else False

@@ -5,13 +5,14 @@ import numpy as np
 from kgen.gates.ptx.access import load, put, resolve
 from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.findings import Kind
+from kgen.gates.ptx.geometry import MAX_SHARED
 from kgen.gates.ptx.matrix import copies
 from kgen.gates.ptx.matrix.tma import TensorMap
 from kgen.gates.ptx.memory import PARAM_WINDOW
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.atomic import reduction
-from kgen.gates.ptx.steps.bulk import spread, stores_stamp
+from kgen.gates.ptx.steps.bulk import AT_A_TIME, spread, stores_stamp
 from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.syntax import Address, Instruction, Operand
 from kgen.gates.ptx.tokens import PtxError
@@ -42,7 +43,11 @@ def _maps(m: "Machine", addresses: Array) -> list[tuple[TensorMap, Array]]:
         if known is None:
             m.give_up("the tensor map is not described in the launch")
             continue
-        found.append((known, np.flatnonzero(addresses == address)))
+        if known.transaction_bytes > MAX_SHARED:
+            m.give_up("the box of the tensor map is larger than shared memory")
+        some = np.flatnonzero(addresses == address)
+        parts = -(-len(some) * known.transaction_bytes // AT_A_TIME)
+        found += [(known, part) for part in np.array_split(some, parts)]
     return found
 
 

@@ -15,13 +15,12 @@ from kgen.gates.ptx.matrix import wgmma as forms
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.control import nothing
-from kgen.gates.ptx.steps.matrix import put_warps, whole_warps
+from kgen.gates.ptx.steps.matrix import expect, put_warps, whole_warps
 from kgen.gates.ptx.steps.register import is_immediate
 from kgen.gates.ptx.syntax import Entry, Imm, Instruction, Reg, Vector
-from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
-WARPGROUP = 4
+WARPGROUP, A_REGISTERS = 4, 4
 
 
 def wgmma(d: Decoder, i: Instruction) -> Step:
@@ -36,7 +35,10 @@ def wgmma(d: Decoder, i: Instruction) -> Step:
         raise UnsupportedError(i)
     numbers = [d.number(o, i) for o in d.items(i.operands[0])]
     old = whole_warps(d, i, 0)
+    expect(d, i, 0, form.d_registers)
     in_registers = isinstance(i.operands[1], Vector)
+    if in_registers:
+        expect(d, i, 1, A_REGISTERS)
     a_registers = whole_warps(d, i, 1) if in_registers else []
     a = None if in_registers else d.picked(i.operands[1], "b64", i)
     b = d.picked(i.operands[2], "b64", i)
@@ -48,7 +50,7 @@ def wgmma(d: Decoder, i: Instruction) -> Step:
 
     def step(m: "Machine", g: Group) -> Ended:
         if m.lanes.warps % WARPGROUP:
-            raise PtxError(i.line, "wgmma needs whole warpgroups")
+            m.stop(Kind.BARRIER, "wgmma needs whole warpgroups of four warps", g.index)
         found = _warpgroups(m, g)
         if found is None:
             return False
