@@ -243,7 +243,7 @@ def answered(kind: str, items: int, wrong: Sequence[int], stock_wrong: Sequence[
     exercise = Exercise(kind, WAY, 64, 64, 4, (EAGER,), items=items, context=64, shortest=True)
     asked = [item for batch in questions(exercise, SEEDS) for item in batch]
     rows = [[[0 if i in bad else 1] for i in range(len(asked))] for bad in (wrong, stock_wrong)]
-    return exercise, EAGER, *(left(exercise, {"answers": padded(r, 2)}) for r in rows), SEEDS
+    return exercise, EAGER, *(left(exercise, {"answers": padded(r)}) for r in rows), SEEDS
 
 
 def says_one(item: Item, said: Sequence[int]) -> bool:
@@ -280,7 +280,7 @@ def structured(
     (asked,) = questions(exercise, SEEDS)
     sides = []
     for say in (answer, stocks or (lambda item: item.answer)):
-        found = {"answers": padded([list(say(item)) for item in asked], 64), "not_finite": torch.tensor([0])}
+        found = {"answers": padded([list(say(item)) for item in asked]), "not_finite": torch.tensor([0])}
         sides.append(left(exercise, found))
     return rules_tokens.constrained(exercise, EAGER, *sides, SEEDS)
 

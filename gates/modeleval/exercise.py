@@ -4,9 +4,9 @@ Both sides of a comparison get the same exercises; nothing here says what they s
 
     forced       given tokens, step by step, against float64 and stock; with `states` the recurrent states too
     filled       the same behind a context of `context` rows that a seed filled
-    free         greedy continuation, against stock's; stock also in batches of `other` requests
-    tasks        prompts of the small model's tasks through decode steps, then the greedy answer
-    long         tasks behind a long prompt that the stock ops prefill
+    free         greedy continuation, against stock's; stock also reads its own in verify steps of `other` tokens
+    tasks        prompts of the small model's tasks, which the stock ops read, then the greedy answer in decode steps
+    long         the same behind long prompts
     verify       greedy decoding with drafts, `q` tokens a step, against the same engine's plain decoding
     constrained  answers under a grammar
     sampling     tokens drawn from the logits of given contexts
@@ -59,10 +59,10 @@ class Exercise:
     modes: tuple[str, ...]
     q: int = 1
     prompt: int = 4  # given tokens before free generation
-    context: int = 0  # rows of a filled context; length of long items
+    context: int = 0  # rows of a filled context; length of long items, and of some recall items of `tasks`
     every: int = 1  # logits of every so many steps are kept
     states: int = 0  # checkpoints of the recurrent states
-    other: int = 0  # requests of another legitimate batch composition
+    other: int = 0  # tokens a verify step in which stock reads its own continuation again, 0: it does not
     items: int = 0
     draws: int = 0  # tokens drawn from each context
     drafter: str = ""

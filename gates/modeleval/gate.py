@@ -25,8 +25,9 @@ from kgen.records import GateResult, to_json
 
 GATE = "full-model-eval"
 DEADLINE_SECONDS = 480.0
+JUDGING = 0.1  # of that: for the judge, who comes after the processes
 SEED_BITS = 62
-PARALLEL = {"cuda": 5, "cpu": 1}  # processes at a time: nothing is timed, and launches from the host take most of it
+PARALLEL = {"cuda": 7, "cpu": 1}  # processes at a time: nothing is timed; of a slice each takes some 15 GB
 WEIGHTS = "weights.safetensors"
 
 
@@ -54,7 +55,8 @@ def run(
 ) -> GateResult:
     """Judge one candidate of each op, all in their seats at once. `mutants` are builds with `record.defect` set.
 
-    `cache` is a folder for linked objects; `deadline` in seconds bounds the whole gate. `seeds` (weights, tokens,
+    `cache` is a folder for linked objects; `deadline` in seconds bounds the whole gate: what is not reached by then
+    makes it an error. `seeds` (weights, tokens,
     draws) default to fresh secret ones, `sizes` to the device's row of the plan, `checkpoint` to the trained weights.
     `to_spec` puts a stand-in in an artefact's place, `running` another way to run a job, `mark` other marks: for
     machines without a GPU. `say` hears of each process as it ends. Raises ValueError without ops or builds of them.
@@ -79,7 +81,7 @@ def run(
         mutants=theirs,
         plan=plan([b.record.problem for b in mine], chosen[0].pack.small, table, kind, census),
         census=census,
-        starter=Starter(running, to_spec, drawn, device, arch, cache, weights, started + deadline),
+        starter=Starter(running, to_spec, drawn, device, arch, cache, weights, started + (1 - JUDGING) * deadline),
         mark=mark,
         trained=weights.is_file(),
         say=say,

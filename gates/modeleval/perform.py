@@ -16,6 +16,7 @@ from kgen.model.decoder.session import Session
 from kgen.model.decoder.state import CACHE_DTYPES
 
 Tensors = dict[str, torch.Tensor]
+WIDE = 64  # rows of a step that reads a continuation again
 
 
 @dataclass(frozen=True)
@@ -78,22 +79,41 @@ def fill(session: Session, exercise: Exercise, stage: Stage) -> None:
 
 
 def free(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
-    """tokens [steps, count], finite bool [steps, count]; stock also in batches of the other composition."""
-    context = exercise.prompt + exercise.steps
-    batch = stage.prepare(exercise, mode, context)
+    """tokens [steps, count], finite bool [steps, count]; of stock also the tokens that `reread` finds."""
+    batch = stage.prepare(exercise, mode, exercise.prompt + exercise.steps)
     prompt = token_ids(exercise, stage.seeds, batch.vocab, exercise.prompt, batch.device)[..., 0]
     tokens, finite = continued(batch, prompt, exercise.steps)
     yield Done(mode, {"tokens": tokens, "finite": finite}, [batch])
     if exercise.other and stage.side == "stock":
-        own = stage.prepare(exercise, mode, context, requests=exercise.other)
-        parts = [continued(own, part, exercise.steps)[0] for part in _parts(prompt, own.count)]
-        yield Done(f"{OTHER} {mode}", {"tokens": torch.cat(parts, dim=1)}, [own])
+        again, own = reread(stage, exercise, mode, torch.cat([prompt, tokens[:-1]]))
+        yield Done(f"{OTHER} {mode}", {"tokens": again[exercise.prompt - 1 :]}, [own])
 
 
-def _parts(prompt: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+def reread(stage: Stage, exercise: Exercise, mode: str, ids: torch.Tensor) -> tuple[torch.Tensor, Batch]:
+    """The greedy token behind each of ids [length, count], read `other` at a time in wide verify steps: the same shape.
+
+    Another batch composition than the one that said `ids`. Up to the first token that differs this is what free
+    generation in that composition gives, since both have read the same until there.
+    """
+    q, (length, count) = exercise.other, ids.shape
+    size = min(count, max(1, WIDE // q))
+    own = stage.prepare(exercise, mode, length + q, requests=stage.rows_for(size * q) // q, count=size, q=q)
+    everyone = torch.full((size,), q, dtype=torch.int32, device=own.device)
+    found = []
+    for part in _parts(torch.cat([ids, ids[-1:].expand(-length % q, -1)]), size):
+        own.reset()
+        said = []
+        for window in torch.split(part, q):
+            said.append(own.verify(window.T.contiguous()).best.view(size, q).T)
+            own.accept(everyone)
+        found.append(torch.cat(said)[:length].to(torch.int64))
+    return torch.cat(found, dim=1)[:, :count], own
+
+
+def _parts(ids: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
     """Columns in batches of `size`; the last one is filled up with its first column, which is cut again later."""
-    for start in range(0, prompt.shape[1], size):
-        part = prompt[:, start : start + size]
+    for start in range(0, ids.shape[1], size):
+        part = ids[:, start : start + size]
         yield part if part.shape[1] == size else torch.cat([part, part[:, :1].expand(-1, size - part.shape[1])], 1)
 
 

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -46,32 +47,32 @@ class Generation:
 
 
 def tasks(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
-    """answers int32 [items, room], -1 behind the end: every prompt token goes through a decode step."""
-    batches = questions(exercise, stage.seeds)
-    room = answer_room(batches)
-    longest = max(len(item.prompt) for items in batches for item in items)
-    batch = stage.prepare(exercise, mode, longest + room)
+    """answers int32 [items, room], -1 behind the end: stock reads the prompts, the side under test answers."""
     rows: list[list[int]] = []
-    for items in batches:
-        batch.reset()
-        rows += _answers(batch, [item.prompt for item in items], room)
-    yield Done(mode, {"answers": padded(rows, room)}, [batch])
+    ran: list[Batch] = []
+    for _, alike in groupby(questions(exercise, stage.seeds), key=lambda items: items[0].length):
+        batches = list(alike)
+        longest = max(len(item.prompt) for items in batches for item in items)
+        batch = stage.prepare(exercise, mode, longest + max(answer_room(items) for items in batches))
+        for items in batches:
+            rows += answered(batch, [item.prompt for item in items], answer_room(items))
+        batch.finish()
+        ran.append(batch)
+    yield Done(mode, {"answers": padded(rows)}, ran)
 
 
-def long(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
-    """answers int32 [items, room] behind prompts that the stock ops read, but for their last tokens."""
-    batches = questions(exercise, stage.seeds)
-    room = answer_room(batches)
-    batch = stage.prepare(exercise, mode, max(len(i.prompt) for items in batches for i in items) + room)
-    rows: list[list[int]] = []
-    for items in batches:
-        batch.reset()
-        prompts = [item.prompt for item in _filled_up(items, batch.count)]
-        shared = min(len(p) for p in prompts) - 1
-        ids = torch.tensor([p[:shared] for p in prompts], device=batch.device).T.contiguous()
-        prefill(batch.session, ids)
-        rows += _answers(batch, [p[shared:] for p in prompts], room)[: len(items)]
-    yield Done(mode, {"answers": padded(rows, room)}, [batch])
+long = tasks  # the prompts are longer
+
+
+def answered(batch: Batch, prompts: Sequence[Sequence[int]], room: int) -> list[list[int]]:
+    """The greedy tokens behind each prompt: a prefill of what all have in length, the rest side by side in steps."""
+    batch.reset()
+    filled = _filled_up(list(prompts), batch.count)
+    shared = min(len(p) for p in filled) - 1
+    if shared:
+        ids = torch.tensor([p[:shared] for p in filled], device=batch.device)
+        prefill(batch.session, ids.T.contiguous())
+    return _answers(batch, [p[shared:] for p in filled], room)[: len(prompts)]
 
 
 def _filled_up(items: list[T], count: int) -> list[T]:
@@ -81,10 +82,9 @@ def _filled_up(items: list[T], count: int) -> list[T]:
 
 def _answers(batch: Batch, prompts: Sequence[Sequence[int]], room: int) -> list[list[int]]:
     """Prompts of any lengths, side by side, each followed by its own greedy tokens; no wait for the device."""
-    filled = _filled_up(list(prompts), batch.count)
-    longest = max(len(p) for p in filled)
-    given = torch.tensor([[*p, *[PAD] * (longest - len(p))] for p in filled], device=batch.device).T
-    lengths = torch.tensor([len(p) for p in filled], device=batch.device)
+    longest = max(len(p) for p in prompts)
+    given = torch.tensor([[*p, *[PAD] * (longest - len(p))] for p in prompts], device=batch.device).T
+    lengths = torch.tensor([len(p) for p in prompts], device=batch.device)
     token, said = given[0], []
     for step in range(longest - 1 + room):
         best = batch.decode(token).best.to(torch.int64)
@@ -92,7 +92,7 @@ def _answers(batch: Batch, prompts: Sequence[Sequence[int]], room: int) -> list[
         following = given[step + 1] if step + 1 < longest else best
         token = torch.where(step + 1 < lengths, following, best)
     table = torch.stack(said, dim=1).tolist()
-    return [row[len(p) - 1 : len(p) - 1 + room] for row, p in zip(table, prompts, strict=False)]
+    return [row[len(p) - 1 : len(p) - 1 + room] for row, p in zip(table, prompts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def constrained(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
             constraint: TokenConstraint = grammar.Constraint(schema, vocabulary)
             asked.append(Request(item.prompt, rules, constraint=constraint))
         rows += [list(c.tokens) for c in generate(engine, asked)[: len(items)]]
-    found = {"answers": padded(rows, exercise.steps), "not_finite": torch.tensor([engine.not_finite])}
+    found = {"answers": padded(rows), "not_finite": torch.tensor([engine.not_finite])}
     yield Done(mode, found, [engine.batch])
 
 

@@ -67,27 +67,27 @@ class Sizes:
     least: int  # forced: steps of a batch, so that what one router decision upsets does not last for all of them
     drift: tuple[int, int, int]  # steps, sequences, checkpoints
     filled: tuple[int, int, int]  # context, sequences, steps
-    free: tuple[int, int, int]  # tokens, sequences, sequences of the other composition; on the slice
+    free: tuple[int, int, int]  # tokens, sequences, tokens a verify step of the yardstick; on a slice
     long_free: tuple[int, int, int]  # the same on nano
     tasks: tuple[int, int]  # items in all, sequences of a batch
     long: tuple[int, int, int]  # length, items, tokens of an answer
     verify: tuple[int, int]  # tokens, sequences
     constrained: tuple[int, int, int]  # items, sequences, tokens at most
     sampling: tuple[int, int, int]  # tokens of a context, sequences, draws from each
-    modes: tuple[str, ...]
-    bulk: tuple[str, ...]  # modes of what takes thousands of steps
+    modes: tuple[str, ...]  # of the brief forced exercises; all others run in the last one
     profiled: bool
+    far: int = 0  # length of an eighth of the recall items
     depth: int = 0  # layers kept of every model, 0: all
     shortest: bool = False  # items as short as they can be
 
 
 TABLE: Mapping[str, Sizes] = {
     "cuda": Sizes(
-        rows=192,
-        least=16,
+        rows=64,
+        least=4,
         drift=(512, 4, 8),
         filled=(131_072, 2, 8),
-        free=(64, 64, 32),
+        free=(64, 16, 4),
         long_free=(4096, 16, 4),
         tasks=(4160, 64),
         long=(16_384, 16, 16),
@@ -95,8 +95,8 @@ TABLE: Mapping[str, Sizes] = {
         constrained=(64, 64, 192),
         sampling=(64, 64, 64),
         modes=(EAGER, GRAPH),
-        bulk=(GRAPH,),
         profiled=True,
+        far=2048,
     ),
     "cpu": Sizes(
         rows=96,
@@ -111,7 +111,6 @@ TABLE: Mapping[str, Sizes] = {
         constrained=(4, 4, 48),
         sampling=(16, 4, 128),
         modes=(EAGER,),
-        bulk=(EAGER,),
         profiled=False,
         shortest=True,
     ),
@@ -158,7 +157,8 @@ def plan(problems: Sequence[Problem], small: str, sizes: Sizes, device: str, cen
     models: dict[str, tuple[Exercise, ...]] = {}
     not_run: dict[str, str] = {}
     for name in names:
-        planner = Planner(name, [p for p in problems if _sits(p, name, small, census)], sizes, census, not_run)
+        mine = [p for p in problems if _sits(p, name, small, census)]
+        planner = Planner(name, mine, sizes, census, not_run, first=name == names[0])
         models[name] = planner.trained() if name == SMALL else planner.drawn()
     keys = {p.key for p in problems}
     covered = {key for exercises in models.values() for e in exercises for key in census.seats(e, keys)}
@@ -176,9 +176,16 @@ class Planner:
     """The exercises of one model, at bins that were built."""
 
     def __init__(
-        self, name: str, problems: Sequence[Problem], sizes: Sizes, census: Census, not_run: dict[str, str]
+        self,
+        name: str,
+        problems: Sequence[Problem],
+        sizes: Sizes,
+        census: Census,
+        not_run: dict[str, str],
+        first: bool,
     ) -> None:
         self.name, self.problems, self.sizes, self.census, self.not_run = name, problems, sizes, census, not_run
+        self.first, self.last = first, sizes.modes[-1:]
         base = Way(name, sizes.depth)
         found = [census.way_for(p, base) for p in _one_a_kind(problems)]
         self.way, self.q = next((f for f in found if f is not None), (base, 1))
@@ -189,12 +196,15 @@ class Planner:
         s = self.sizes
         found = [*self._forced(), *self._padded(), *self._widths()]
         found += self._leftover(found)
+        context, sequences, steps = s.filled
+        found += self._fit(Exercise(FILLED, self.way, sequences, sequences, steps, self.last, self.q, context=context))
+        if not self.first:
+            self.not_run[f"drift and free {self.name}"] = "measured at the first dims"
+            return tuple(found)
         steps, sequences, checkpoints = s.drift
         found += self._fit(Exercise(
-            FORCED, self.way, sequences, sequences, steps, s.modes, q=self.q, every=16, states=checkpoints
+            FORCED, self.way, sequences, sequences, steps, self.last, q=self.q, every=16, states=checkpoints
         ))  # fmt: skip
-        context, sequences, steps = s.filled
-        found += self._fit(Exercise(FILLED, self.way, sequences, sequences, steps, s.modes, self.q, context=context))
         return (*found, *self._free(*s.free))
 
     def trained(self) -> tuple[Exercise, ...]:
@@ -203,19 +213,19 @@ class Planner:
         found = [] if s.depth else [*self._forced(), *self._widths()]
         found += [] if s.depth else self._leftover(found)
         items, sequences = s.tasks
-        found += self._fit(Exercise(TASKS, self.way, sequences, sequences, 0, s.bulk, items=items))
+        found += self._fit(Exercise(TASKS, self.way, sequences, sequences, 0, self.last, context=s.far, items=items))
         length, items, tokens = s.long
-        found += self._fit(Exercise(LONG, self.way, items, items, tokens, s.bulk, context=length, items=items))
+        found += self._fit(Exercise(LONG, self.way, items, items, tokens, self.last, context=length, items=items))
         found += self._free(*s.long_free)
         tokens, sequences = s.verify
         for q, drafter in product(WIDTHS[1:], (LOOKUP, BAD)):
             found += self._fit(Exercise(
-                VERIFY, self.way, sequences, sequences, tokens, s.modes, q=q, drafter=drafter
+                VERIFY, self.way, sequences, sequences, tokens, self.last, q=q, drafter=drafter
             ))  # fmt: skip
         items, sequences, tokens = s.constrained
-        found += self._fit(Exercise(CONSTRAINED, self.way, sequences, sequences, tokens, s.modes[:1], items=items))
+        found += self._fit(Exercise(CONSTRAINED, self.way, sequences, sequences, tokens, self.last, items=items))
         steps, sequences, draws = s.sampling
-        found += self._fit(Exercise(SAMPLING, self.way, sequences, sequences, steps, s.bulk, draws=draws))
+        found += self._fit(Exercise(SAMPLING, self.way, sequences, sequences, steps, self.last, draws=draws))
         return tuple(found)
 
     def _forced(self) -> list[Exercise]:
@@ -224,11 +234,20 @@ class Planner:
 
     def _given(self, way: Way, requests: int, q: int, count: int, brief: bool) -> list[Exercise]:
         s = self.sizes
-        rows = s.rows if self.name != SMALL else s.rows // 2  # measured at real widths already
-        steps = max(s.least, -(-rows // (count * q)))
-        profiled = s.profiled and brief
-        exercise = Exercise(FORCED, way, requests, count, steps, s.modes, q=q, brief=brief, profiled=profiled)
+        steps = max(s.least, -(-s.rows // (count * q)))
+        exercise = Exercise(
+            FORCED, way, requests, count, steps, s.modes if brief else self.last, q=q, brief=brief,
+            profiled=s.profiled and brief and self._shown(requests * q, q),
+        )  # fmt: skip
         return [exercise] if self._seated(exercise) else []
+
+    def _shown(self, rows: int, q: int) -> bool:
+        """What a profiler cross-checks, seconds a batch: a wide one of each model; in the first a narrow one as well,
+        and one with drafts."""
+        wide = rows == self.bins[-1]
+        if self.first:
+            return (wide or rows == self.bins[0]) and q in (self.q, WIDTHS[1])
+        return wide and q == self.q
 
     def _padded(self) -> list[Exercise]:
         """The pack's padded counts in their bins; if none fits, three quarters of the widest bin."""
@@ -260,7 +279,7 @@ class Planner:
     def _free(self, tokens: int, sequences: int, other: int) -> list[Exercise]:
         if not tokens:
             return []
-        return self._fit(Exercise(FREE, self.way, sequences, sequences, tokens, self.sizes.bulk, other=other))
+        return self._fit(Exercise(FREE, self.way, sequences, sequences, tokens, self.last, other=other))
 
     def _fit(self, wanted: Exercise) -> list[Exercise]:
         """At the built bin nearest to the wanted rows; nothing, and a reason, where no build sits."""
@@ -270,9 +289,7 @@ class Planner:
             if rows % wanted.q:
                 continue
             requests = rows // wanted.q
-            other = wanted.other if wanted.other < requests else max(1, requests // 2)
-            other = other if wanted.other else 0
-            fitted = replace(wanted, requests=requests, count=requests, other=other, shortest=self.sizes.shortest)
+            fitted = replace(wanted, requests=requests, count=requests, shortest=self.sizes.shortest)
             if self._seated(fitted):
                 return [fitted]
         self.not_run[wanted.name] = f"no build sits in this model at {wanted.q} tokens a request"

@@ -1,6 +1,7 @@
 """The items that an exercise asks, the same for the process that answers them and for the judge who marks them."""
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 
@@ -8,8 +9,9 @@ from kgen.gates.modeleval.exercise import CONSTRAINED, LONG, SAMPLING, TASKS, VE
 from kgen.model.nano import tasks
 from kgen.model.nano.tasks import Item
 
-ROOM = 8  # tokens that an answer may be longer than the expected one
+ROOM = 4  # tokens that an answer may be longer than the expected one: JSON is free in its white space
 KIND = {LONG: "recall", VERIFY: "copy", CONSTRAINED: "json", SAMPLING: "json"}  # tasks: all
+FAR, FAR_SHARE = "recall", 8  # the task, and the share of its items, with prompts of the length `context`
 
 
 def seed_of(seed: int, what: str) -> int:
@@ -24,16 +26,25 @@ def token_ids(exercise: Exercise, seeds: Seeds, vocab: int, steps: int, device: 
 
 
 def questions(exercise: Exercise, seeds: Seeds) -> list[list[Item]]:
-    """Batches of at most `count` items; the items of one batch are of one task."""
+    """Batches of at most `count` items; those of one batch are of one task, one length, and have like prompts."""
     names = list(tasks.TASKS) if exercise.kind == TASKS else [KIND[exercise.kind]]
-    total = exercise.items or exercise.count
-    seed = seed_of(seeds.tokens, exercise.name)
+    total, seed = exercise.items or exercise.count, seed_of(seeds.tokens, exercise.name)
+    each = -(-total // len(names))
     found: list[list[Item]] = []
     for name in names:
-        length = _length(exercise, name)
-        items = tasks.items(name, "heldout", -(-total // len(names)), seed=seed, length=length)
-        found += [items[i : i + exercise.count] for i in range(0, len(items), exercise.count)]
+        far = _far(exercise, each) if name == FAR else 0
+        for many, length in ((each - far, _length(exercise, name)), (far, exercise.context)):
+            items = tasks.items(name, "heldout", many, seed=seed, length=length)
+            items.sort(key=lambda item: len(item.prompt))  # one prefill then reads most of a batch's prompts
+            found += [items[i : i + exercise.count] for i in range(0, many, exercise.count)]
     return found
+
+
+def _far(exercise: Exercise, each: int) -> int:
+    """Of `each` items of a task, those of the length `context`: an eighth, in whole batches."""
+    if exercise.kind != TASKS or not exercise.context:
+        return 0
+    return min(each, -(-each // (FAR_SHARE * exercise.count)) * exercise.count)
 
 
 def _length(exercise: Exercise, name: str) -> int | None:
@@ -42,11 +53,12 @@ def _length(exercise: Exercise, name: str) -> int | None:
     return tasks.TASKS[name].shortest if exercise.shortest else None
 
 
-def answer_room(batches: list[list[Item]]) -> int:
+def answer_room(items: Iterable[Item]) -> int:
     """Tokens that are kept of each answer."""
-    return max(len(item.answer) for batch in batches for item in batch) + ROOM
+    return max(len(item.answer) for item in items) + ROOM
 
 
-def padded(rows: list[list[int]], width: int) -> torch.Tensor:
-    """int32 [rows, width], -1 behind a shorter row."""
-    return torch.tensor([[*row[:width], *[-1] * (width - len(row))] for row in rows], dtype=torch.int32)
+def padded(rows: list[list[int]]) -> torch.Tensor:
+    """int32 [rows, longest], -1 behind a shorter row."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int32)

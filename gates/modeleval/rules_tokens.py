@@ -38,7 +38,7 @@ Mark = Callable[[Item, Sequence[int]], bool]
 
 
 def free(exercise: Exercise, mode: str, candidate: Left, stock: Left) -> Finding:
-    """First departures from stock against stock's own in another batch composition."""
+    """First departures from stock, against those of stock where it reads its own continuation in wide verify steps."""
     mine, own = candidate.of(exercise, mode).tensors, stock.of(exercise, mode).tensors["tokens"]
     if broken := int((~mine["finite"]).sum()):
         text = f"{exercise.name} {mode}: logits of {broken} tokens are not finite"
@@ -77,7 +77,7 @@ def _refused(code: str, what: str, hazards: Hazards) -> Finding:
     counts = f"{hazards.departures[0]} times in {hazards.watched[0]} tokens, stock's yardstick {hazards.departures[1]}"
     text = f"{what} departs {counts} in {hazards.watched[1]}: at least {low:.2f}x as often"
     if not hazards.departures[1] and code == AGREEMENT:
-        why = "stock rounds alike in both batch compositions, so that there is no yardstick"
+        why = "stock says the same in decode and in verify steps, so that there is no yardstick"
         return Finding((), numbers, (f"{text}, but {why}",))
     return Finding((Breach(code, f"{text}, allowed {at_most.HAZARD:.2f}x"),), numbers)
 

@@ -18,7 +18,9 @@ from kgen.records import to_json
 
 Running = Callable[..., AbstractContextManager[Outcome]]
 STALL = 150.0  # seconds without a word from a process: a long prompt takes a part of it
+LEAST = 5.0  # seconds that must be left for a process to be started
 ROOM = 6 << 30  # bytes of output that a process may leave
+LATE = "late"  # beside the runner host's statuses: the gate's time was up before the process had ended
 FLOAT64, STOCK, CANDIDATE, OFF, MUTANT = "float64", "stock", "candidate", "off", "mutant"
 
 
@@ -55,7 +57,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Left:
-    """What one process left: the runner host's status and message, and its records."""
+    """What one process left: the runner host's status (or LATE) and message, and its records.
+
+    Records of a process that was ended hold no tensors: what it wrote last may be cut.
+    """
 
     status: str
     message: str
@@ -107,7 +112,8 @@ class Starter:
         return pool.submit(self._run, job)
 
     def _run(self, job: Mapping[str, Any]) -> Left:
-        left = max(1.0, self.deadline - time.monotonic())
+        if (left := self.deadline - time.monotonic()) < LEAST:
+            return Left(LATE, "not started", {}, {})
         room = ROOM if self.device != "cpu" else 0
         with self.running("decode", job, deadline=left, stall=STALL, need_bytes=room) as outcome:
             weights: dict[str, int] = {}
@@ -120,10 +126,13 @@ class Starter:
                 if "model" in found:
                     weights[str(found["model"])] = int(found["weights"])
                     continue
-                tensors = {name: outcome.tensor(ref) for name, ref in found["tensors"].items()}
+                kept = found["tensors"].items() if outcome.status == "done" else ()
+                tensors = {name: outcome.tensor(ref) for name, ref in kept}
                 record = Record(found["exercise"], found["mode"], tensors, tuple(found["batches"]), found["words"])
                 records[record.exercise, record.mode] = record
-            return Left(outcome.status, outcome.message, weights, records, outcome.seconds, timed)
+            late = outcome.status in ("hung", "error") and outcome.seconds >= left
+            status = LATE if late else outcome.status
+            return Left(status, outcome.message, weights, records, outcome.seconds, timed)
 
 
 def seconds(left: Left) -> dict[str, float]:
@@ -140,6 +149,15 @@ def gaps(part: Part, left: Left) -> list[str]:
     """Records that a part should have left and did not: nobody would judge those exercises."""
     missing = [(e.name, mode) for e in part.exercises for mode in part.modes(e) if (e.name, mode) not in left.records]
     return [f"{part.name}: {name} left no record of {mode}" for name, mode in missing]
+
+
+def unreached(part: Part, left: Left) -> list[str]:
+    """What a part had not done when the gate's time was up, in one line; nothing if it came to its end."""
+    if left.status != LATE:
+        return []
+    names = [f"{e.name} {mode}" for e in part.exercises for mode in part.modes(e) if (e.name, mode) not in left.records]
+    what = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else "".join(names) or "its end"
+    return [f"{part.name} did not reach {what} ({left.message})"]
 
 
 def strangers(parts: Sequence[Part], left: Mapping[str, Left]) -> list[str]:

@@ -24,7 +24,7 @@ from kgen.model.decoder.step import Output
 from kgen.model.decoder.weights import Weights, load
 
 WARMUPS = 2
-REPLAYS = 4  # graph replays under the profiler, a round
+REPLAYS = 2  # graph replays under the profiler, a round
 ROUNDS = 4  # at most: the profiler may lose records; one round must be exact, none may show more
 
 
@@ -102,6 +102,10 @@ class Stage:
             else:
                 self._weights[name] = draw(config_of(exercise.way), self.registry, self.seeds.weights, self.device)
         return self._weights[name]
+
+    def rows_for(self, tokens: int) -> int:
+        """The rows of a step that holds so many tokens: a token bin."""
+        return next(iter(self.registry.ops.values())).bin_for(tokens)
 
     def prepare(
         self, exercise: Exercise, mode: str, context: int, *, requests: int = 0, count: int = 0, q: int = 0

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kgen.gates.contract import DEFECTS
@@ -22,6 +23,7 @@ from kgen.gates.modeleval.rules_tokens import Mark
 from kgen.gates.modeleval.sides import (
     CANDIDATE,
     FLOAT64,
+    LATE,
     MUTANT,
     OFF,
     STOCK,
@@ -32,6 +34,7 @@ from kgen.gates.modeleval.sides import (
     gaps,
     seconds,
     strangers,
+    unreached,
 )
 from kgen.gates.runner.job import Built
 from kgen.records import Status
@@ -75,7 +78,9 @@ class Trial:
             return Verdict(Status.ERROR, INSENSITIVE, f"{missing}, so that nothing shows what this gate can see")
         longest_first = sorted(parts, key=_rank)
         futures = {part.name: self.starter.start(pool, part) for part in longest_first}
-        left = {name: self._finished(name, future) for name, future in futures.items()}
+        for name, future in futures.items():
+            future.add_done_callback(partial(self._finished, name))
+        left = {name: future.result() for name, future in futures.items()}
         self.evidence["not_run"] = dict(self.plan.not_run)
         self.evidence["seconds"] = {name: seconds(got) for name, got in left.items()}
         began = time.monotonic()
@@ -83,11 +88,12 @@ class Trial:
         self.evidence["seconds"]["judge"] = round(time.monotonic() - began, 1)
         return verdict
 
-    def _finished(self, name: str, future: "Future[Left]") -> Left:
-        got = future.result()
-        words = "" if got.status == "done" else f": {got.status}, {got.message}"
-        self.say(f"{name}: {got.seconds:.0f} s{words}")
-        return got
+    def _finished(self, name: str, future: "Future[Left]") -> None:
+        """Told at once, whatever else still runs."""
+        if future.exception() is None:
+            got = future.result()
+            words = "" if got.status == "done" else f": {got.status}, {got.message}"
+            self.say(f"{name}: {got.seconds:.0f} s{words}")
 
     def _seated(self, op: str) -> bool:
         """Whether any build of an op sits in some exercise."""
@@ -132,6 +138,9 @@ class Trial:
     def _judge(self, parts: Sequence[Part], left: dict[str, Left]) -> Verdict:
         if verdict := self._crashes(parts, left):
             return verdict
+        if lines := [line for part in parts for line in unreached(part, left[part.name])]:
+            self.evidence["not_reached"] = lines
+            return Verdict(Status.ERROR, INCOMPLETE, f"out of time: {_some(lines)}; run it again with more of it")
         if lines := [line for part in parts for line in gaps(part, left[part.name])] + strangers(parts, left):
             return Verdict(Status.ERROR, INCOMPLETE, _some(lines))
         if lines := [line for part in parts if part.kind != MUTANT for line in attest.blind(part, left[part.name])]:
@@ -157,7 +166,7 @@ class Trial:
         """The other processes first: where stock does not run, the candidate is not to blame."""
         for part in sorted(parts, key=lambda p: p.kind == CANDIDATE):
             got = left[part.name]
-            if got.status == "done":
+            if got.status in ("done", LATE):
                 continue
             text = f"{part.name}: {got.message}"
             if part.kind == MUTANT:
