@@ -1,0 +1,49 @@
+"""Every promoted source, built at the small dims, is right in the PTX interpreter; each planted defect is refused."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.committed import SET
+
+from kgen.gates import numeric
+from kgen.gates.builder.pool import Builder
+from kgen.gates.compile import CompileGate
+from kgen.gates.contract import DEFECTS
+from kgen.gates.sandbox import choose
+from kgen.loop.matrix import AROUND
+from kgen.ops import REGISTRY
+from kgen.records import Candidate, GateResult, Origin, Promotion, Status
+from kgen.store.kernelset import KernelSet
+
+PROMOTED = {p.candidate: p for p in KernelSet(SET).manifest().promotions}  # a source once, however often promoted
+Judge = Callable[[Promotion, tuple[int, ...], str], GateResult]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    cache = tmp_path_factory.mktemp("cache")
+    with Builder(choose()) as builder:
+
+        def judge(promotion: Promotion, bins: tuple[int, ...], defect: str) -> GateResult:
+            op = REGISTRY.get(promotion.op)
+            source = KernelSet(SET).source(promotion)
+            with CompileGate(op, cache, builder) as gate:
+                problems = [op.problem(op.pack.small, n, "sm_90a") for n in bins]
+                report = gate.run(Candidate(op.name, source, Origin("test")), problems, defect)
+            assert report.result.passed, report.result.message
+            return numeric.interpret(op, report.artefacts, cache=cache / "linked")
+
+        yield judge
+
+
+@pytest.mark.parametrize("candidate", PROMOTED, ids=lambda c: f"{PROMOTED[c].op} {c[:12]}")
+def test_a_promoted_source_is_right_and_without_a_finding(candidate: str, judged: Judge) -> None:
+    result = judged(PROMOTED[candidate], AROUND, "")
+    assert (result.status, result.code) == (Status.PASS, "numeric.ptx_pass"), result.message
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("candidate", PROMOTED, ids=lambda c: f"{PROMOTED[c].op} {c[:12]}")
+def test_a_planted_defect_is_refused(candidate: str, defect: str, judged: Judge) -> None:
+    result = judged(PROMOTED[candidate], AROUND[:1], defect)
+    assert (result.status, result.code) == (Status.FAIL, "numeric.error"), result.message
