@@ -38,6 +38,7 @@ ADDRESS_BITS = 40  # tensor i starts at (i + 1) << 40: no two are near each othe
 # cudaLaunchAttribute ids that a launch may carry -> name in the record
 COOPERATIVE, CLUSTER, PDL, CLUSTER_POLICY, CARVEOUT = 2, 4, 6, 5, 14
 ATTRIBUTES = {COOPERATIVE: "cooperative", PDL: "pdl", CLUSTER_POLICY: "cluster_policy", CARVEOUT: "smem_carveout"}
+DESCRIPTOR = 128  # bytes of a TMA descriptor
 SECONDS = 30.0
 OUTPUT_CAP = 8 << 20
 CC_FAILED = 91
@@ -205,11 +206,12 @@ def _launch(body: dict[str, Any], arguments: Sequence[Argument]) -> Launch:
 
 
 def _argument(raw: str, arguments: Sequence[Argument]) -> LaunchArg:
-    """A parameter; a TMA descriptor (128 bytes) starts with the address it was made for."""
+    """A parameter; a TMA descriptor starts with the address it was made for, and its second half is never written."""
     data = bytes.fromhex(raw)
     if len(data) >= 8:
         address = struct.unpack_from("<Q", data)[0]
         index, offset = (address >> ADDRESS_BITS) - 1, address & ((1 << ADDRESS_BITS) - 1)
         if 0 <= index < len(arguments) and offset < arguments[index].span:
-            return LaunchArg(arguments[index].name, offset, raw)
+            kept = data[: DESCRIPTOR // 2] + bytes(DESCRIPTOR // 2) if len(data) == DESCRIPTOR else data
+            return LaunchArg(arguments[index].name, offset, kept.hex())
     return LaunchArg("", 0, raw)

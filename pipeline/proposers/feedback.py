@@ -108,7 +108,9 @@ def _outcome(entry: _Judged) -> str:
     if failed is not None:
         return f"fail at {cell(failed.gate)}: {cell(failed.code)}"
     speed = f", mean ratio to the best baseline {entry.ratio:.3f}" if math.isfinite(entry.ratio) else ""
-    return ("promotable" if entry.verdict.promotable else "compiles, later gates not run here") + speed
+    numbers = entry.verdict.result("unit-numeric")
+    staged = "right in the PTX interpreter" if numbers is not None and numbers.passed else "compiles"
+    return ("promotable" if entry.verdict.promotable else f"{staged}, later gates not run here") + speed
 
 
 def _failed(entry: _Judged) -> dict[str, Any]:
