@@ -1,12 +1,14 @@
 """The plan of the model evaluation: every build has a seat, claims keep their sizes, nothing is silently left out."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from kgen.gates.modeleval.census import Census
-from kgen.gates.modeleval.exercise import FILLED, FORCED, FREE, LONG, TASKS, VERIFY, Exercise
+from kgen.gates.modeleval.exercise import FILLED, FORCED, FREE, LONG, TASKS, VERIFY, Exercise, Seeds
 from kgen.gates.modeleval.plan import TABLE, Plan, plan, scaled
+from kgen.gates.modeleval.questions import questions
 from kgen.ops import PACK, REGISTRY
 from kgen.records import Problem, from_json, to_json
 
@@ -79,14 +81,43 @@ def test_the_claims_have_the_sizes_that_they_need() -> None:
     assert {(e.requests, e.count) for e in found.models["slice-tp8"] if e.kind == FORCED and e.q == 1} >= {
         *((b, b) for b in PACK.bins), (16, 12), (32, 24), (64, 48)
     }  # fmt: skip
-    assert all(e.modes == ("eager", "graph") for e in found.models["slice-tp8"] if e.kind in (FORCED, FILLED))
+    every = [e for exercises in found.models.values() for e in exercises]
+    assert all(e.modes == (("eager", "graph") if e.brief else ("graph",)) for e in every)
+    assert all(e.steps * e.count * e.q >= 64 for e in every if e.kind == FORCED)
 
 
 def test_a_scaled_plan_keeps_what_it_claims() -> None:
     half = scaled(TABLE["cuda"], 0.5)
-    assert half.rows == 96 and half.free[0] == 32
+    assert half.rows == 32 and half.free[0] == 32
     kept = ("tasks", "long", "filled", "drift", "long_free")
     assert all(getattr(half, name) == getattr(TABLE["cuda"], name) for name in kept)
+
+
+def test_the_second_dims_leave_out_what_the_first_measure_and_say_so() -> None:
+    found = planned("moe_shared")
+    assert {e.kind for e in found.models["slice-tp16"]} == {FORCED, FILLED}
+    assert not any(e.states for e in found.models["slice-tp16"])
+    assert found.not_run == {"drift and free slice-tp16": "measured at the first dims"}
+    alone = plan(problems("moe_shared", {}, ("k3-tp16",)), PACK.small, TABLE["cuda"], "cuda", Census(REGISTRY, ARCH))
+    assert any(e.states for e in alone.models["slice-tp16"]) and not alone.not_run
+
+
+def test_the_profiler_looks_at_a_narrow_a_wide_and_a_drafted_batch_and_at_one_of_each_other_model() -> None:
+    found = planned("moe_shared").models
+    shown = {m: [(e.requests, e.q) for e in exercises if e.profiled] for m, exercises in found.items()}
+    assert shown == {"slice-tp8": [(1, 1), (64, 1), (16, 4)], "slice-tp16": [(64, 1)], "nano": [(64, 1)]}
+    assert any(e.profiled for e in planned("kda_core", {"q": "8"}).models["slice-tp8"])
+
+
+def test_recall_is_asked_at_two_thousand_tokens_as_well() -> None:
+    (asked,) = [e for e in planned("moe_shared").models["nano"] if e.kind == TASKS]
+    batches = questions(replace(asked, count=16, items=5 * 128), Seeds(1, 2, 3))
+    items = [item for batch in batches for item in batch]
+    assert len(items) == 5 * 128 and all(len({(i.task, i.length) for i in batch}) == 1 for batch in batches)
+    far = [i for i in items if i.length == 2048]
+    assert len(far) == 128 // 8 and {i.task for i in far} == {"recall"} and min(len(i.prompt) for i in far) > 2000
+    spread = [max(len(i.prompt) for i in b) - min(len(i.prompt) for i in b) for b in batches]
+    assert sum(spread) < 4 * len(batches), "what a prefill cannot read of a batch takes steps"
 
 
 def test_mutants_and_the_switched_off_run_have_narrow_middle_wide_and_drafted_batches() -> None:

@@ -9,7 +9,7 @@ from kgen.gates.modeleval.exercise import CONSTRAINED, LONG, SAMPLING, TASKS, VE
 from kgen.model.nano import tasks
 from kgen.model.nano.tasks import Item
 
-ROOM = 4  # tokens that an answer may be longer than the expected one: JSON is free in its white space
+JSON_ROOM = 4  # tokens that an answer in JSON may be longer than the expected one: white space is free there
 KIND = {LONG: "recall", VERIFY: "copy", CONSTRAINED: "json", SAMPLING: "json"}  # tasks: all
 FAR, FAR_SHARE = "recall", 8  # the task, and the share of its items, with prompts of the length `context`
 
@@ -55,7 +55,7 @@ def _length(exercise: Exercise, name: str) -> int | None:
 
 def answer_room(items: Iterable[Item]) -> int:
     """Tokens that are kept of each answer."""
-    return max(len(item.answer) for item in items) + ROOM
+    return max(len(item.answer) + (JSON_ROOM if item.task == "json" else 0) for item in items)
 
 
 def padded(rows: list[list[int]]) -> torch.Tensor:

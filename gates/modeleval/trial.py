@@ -7,7 +7,7 @@ numbers; what could not be judged; mutants. A fault of the candidate outranks wh
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -116,10 +116,11 @@ class Trial:
         return [part for part in found if part.exercises]
 
     def _mutant(self, label: str, mine: Sequence[Built], models: Mapping[str, tuple[Exercise, ...]]) -> list[Part]:
-        """In the first model where these builds sit in a seat of a brief exercise."""
+        """In the first model where these builds sit in a brief exercise; in one mode, since a fault is in both."""
         for model, exercises in models.items():
             keys = {m.record.problem.key for m in mine}
-            brief = tuple(e for e in exercises_of(MUTANT, exercises) if self.census.seats(e, keys))
+            seated = [e for e in exercises_of(MUTANT, exercises) if self.census.seats(e, keys)]
+            brief = tuple(replace(e, modes=e.modes[-1:]) for e in seated)
             if brief:
                 return [Part(MUTANT, model, brief, self._fitting(mine, brief), label)]
         return []
