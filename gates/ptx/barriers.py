@@ -141,6 +141,7 @@ class ClusterBarrier:
         self._clusters = m.lanes.ctas // m.geometry.cluster_size
         self._arrivals = np.zeros(m.lanes.rows, np.int64)
         self._known = np.zeros((self._clusters, m.clocks.columns), np.uint32)
+        self._met = np.zeros_like(self._known)  # what was done before arrivals, relaxed ones too
         self._at = np.full(m.lanes.rows, -1, np.int64)
 
     def _done(self) -> Array:
@@ -153,6 +154,7 @@ class ClusterBarrier:
         m = self._m
         rows, _ = whole_rows(m, group)
         self._arrivals[rows] += 1
+        np.maximum.at(self._met, m.cluster_of_row[rows], m.clocks.vc[rows])
         if release:
             if len(rows) == m.lanes.rows:
                 known = m.clocks.vc.reshape(self._clusters, -1, m.clocks.columns).max(axis=1)
@@ -175,6 +177,10 @@ class ClusterBarrier:
     def _learn(self, rows: Array) -> None:
         if len(rows):
             self._m.clocks.learn(rows, self._known[self._m.cluster_of_row[rows]])
+
+    def depart(self, rows: Array) -> None:
+        """Warps that exit: all that came before the barriers they met at is over, whether it was released or not."""
+        self._m.clocks.learn(rows, self._met[self._m.cluster_of_row[rows]])
 
     def check(self) -> None:
         m = self._m

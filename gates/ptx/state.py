@@ -56,6 +56,7 @@ class ClusterTable(Protocol):
 
     def arrive(self, group: Group, release: bool) -> Group | None: ...
     def wait(self, group: Group) -> Group | None: ...
+    def depart(self, rows: Array) -> None: ...
     def check(self) -> None: ...
 
 
@@ -251,6 +252,7 @@ class Machine:
         gone = np.unique(self.lanes.cta[group.index])
         for cta in gone[~alive[gone]].tolist():
             self.ended[cta] = True
+            self.cluster.depart(np.flatnonzero(self.cta_of_row == cta))
             lane = int(group.index[np.searchsorted(self.lanes.cta[group.index], cta, side="right") - 1])
             text = "the CTA ends while another one of its cluster may still use its shared memory"
             if self.shared_region.foreign(self.clocks, cta, self.shared_stride, lane).any():
