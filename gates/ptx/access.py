@@ -150,8 +150,11 @@ def load(
     return out
 
 
-def note_read(m: "Machine", target: Target, width: int, scope: int = 0, stamps: Array | None = None) -> None:
-    """Checks and remembers a read, as the lanes' own or as what `stamps` say."""
+def note_read(
+    m: "Machine", target: Target, width: int, scope: int = 0, stamps: Array | None = None, writes: bool = False
+) -> None:
+    """Checks and remembers a read, as the lanes' own or as what `stamps` say. One that also `writes` is remembered by
+    that alone: whoever meets it later meets the write."""
     tensor, region = target.tensor, target.region
     if region is None:
         return
@@ -170,7 +173,7 @@ def note_read(m: "Machine", target: Target, width: int, scope: int = 0, stamps: 
             text = "an asynchronous read of what an ordinary store wrote, without fence.proxy.async between the two"
             m.report(Kind.PROXY, text, target.keep(hidden))
     made = m.clocks.stamps(target.index, scope) if stamps is None else stamps
-    conflict = region.read(m.clocks, target.offsets, width, target.index, made, m.pc)
+    conflict = region.read(m.clocks, target.offsets, width, target.index, made, m.pc, not writes)
     if conflict is not None:
         _race(m, target, conflict, "reads")
 

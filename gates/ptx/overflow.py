@@ -17,7 +17,7 @@ from kgen.gates.ptx.target import Target
 from kgen.gates.ptx.wave import Group
 
 CHECKED = ("add", "sub", "mul", "mad", "shl")
-CARRIES = ("mov", "selp", "cvt", "min", "max", "cvta", "neg", *CHECKED)
+CARRIES = ("mov", "selp", "cvt", "min", "max", "cvta", "neg", "or", *CHECKED)  # `or`: sums without carries
 WIDENING = {("cvt", "s32"): True, ("cvt", "u32"): False, ("mul", "s32"): True, ("mul", "u32"): False}
 WIDENING |= {("mad", "s32"): True, ("mad", "u32"): False}
 ACCESSES = ("ld", "st", "atom", "red", "cp")

@@ -57,14 +57,23 @@ class Region:
         return found
 
     def read(
-        self, clocks: Clocks, offsets: Array, width: int, index: Array, stamps: Array, instruction: int
+        self,
+        clocks: Clocks,
+        offsets: Array,
+        width: int,
+        index: Array,
+        stamps: Array,
+        instruction: int,
+        note: bool = True,
     ) -> Conflict | None:
+        """Also notes it, but for `note`."""
         rows, at = self._rows(self.writes, offsets, width)
         conflict = None
         if self.written:
             found = np.take(rows, at, axis=0)
             conflict = self._judge(clocks, found, self.write_at, offsets, width, index, stamps, True)
-        self._note_read(offsets, width, stamps, instruction)
+        if note:
+            self._note_read(offsets, width, stamps, instruction)
         return conflict
 
     def _note_read(self, offsets: Array, width: int, stamps: Array, instruction: int) -> None:

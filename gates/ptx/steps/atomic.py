@@ -1,11 +1,11 @@
 """atom and red: read, compute, write as one step, lane after lane where they meet at one address."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kgen.gates.ptx.access import note_read, put, resolve
+from kgen.gates.ptx.access import Target, note_read, put, resolve
 from kgen.gates.ptx.arith import lookup, width
 from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.memory import WORD
@@ -108,32 +108,38 @@ def atom(d: Decoder, i: Instruction) -> Step:
     def step(m: Machine, g: Group) -> Ended:
         addresses = address(m, g)
         extra = None if third is None else third(m, g)
-        for at, read in enumerate(sources):
-            old = _apply(m, g, space, addresses + np.uint64(at * size), read(m, g), extra, how)
-            if results and results[at] >= 0:
-                number = results[at]
-                m.registers[number] = g.put(m.registers[number], sized(old, kind, d.bits(number)))
+        given = [read(m, g) for read in sources]
+        old = np.zeros((len(sources), len(addresses)), WORD[size])
+        for target in resolve(m, space, addresses, g.index, size * len(sources), True):
+            for at, values in enumerate(given):
+                moved = replace(target, offsets=target.offsets + at * size)
+                moved.addresses = target.addresses + np.uint64(at * size)
+                _apply(m, moved, values, extra, how, old[at])
+        for at, number in enumerate(results):
+            if number >= 0:
+                m.registers[number] = g.put(m.registers[number], sized(old[at], kind, d.bits(number)))
         return None
 
     return step
 
 
-def _apply(m: Machine, g: Group, space: str, addresses: Array, values: Array, extra: Array | None, how: _How) -> Array:
-    """Old values. The order of lanes at one address depends on the seed; each learns what those before it released."""
-    out = np.zeros(len(addresses), WORD[how.size])
-    for target in resolve(m, space, addresses, g.index, how.size, True):
-        at = np.arange(len(addresses)) if target.at is None else target.at
-        note_read(m, target, how.size, how.scope)
-        keys = m.rng.permutation(len(at)) if m.run.seed else np.arange(len(at))
-        for chosen in rounds(target.offsets, keys):
-            m.run.check()
-            part = target.keep(chosen)
-            if how.reads:
-                order.heard(m, part, how.acquires)
-            old = target.block.load(part.offsets, how.size)
-            mine = values[at[chosen]]
-            put(m, part, how.size, how.function(old, mine, None if extra is None else extra[at[chosen]]), how.scope)
-            told = part.keep(old == mine) if how.compares else part  # a comparison that fails writes nothing
-            order.tell(m, told, how.releases, True, how.scope)
-            out[at[chosen]] = old
-    return out
+def _apply(m: Machine, target: Target, values: Array, extra: Array | None, how: _How, out: Array) -> None:
+    """Old values into `out`. The order of lanes at one address depends on the seed; each learns what those before it
+    released."""
+    at = np.arange(len(out)) if target.at is None else target.at
+    note_read(m, target, how.size, how.scope, writes=True)
+    keys = m.rng.permutation(len(at)) if m.run.seed else np.arange(len(at))
+    for chosen in rounds(target.offsets, keys):
+        m.run.check()
+        part = target.keep(chosen)
+        if how.reads:
+            order.heard(m, part, how.acquires)
+        old = target.block.load(part.offsets, how.size)
+        mine, before = values[at[chosen]], m.mutations
+        new = how.function(old, mine, None if extra is None else extra[at[chosen]])
+        put(m, part, how.size, new, how.scope)
+        if (old == new).all():  # a lock that stays taken: to spin on it gets nobody further
+            m.mutations = before
+        told = part.keep(old == mine) if how.compares else part  # a comparison that fails writes nothing
+        order.tell(m, told, how.releases, True, how.scope)
+        out[at[chosen]] = old

@@ -1,7 +1,8 @@
 """Instructions of a whole warp: shuffles, votes, match, redux, elect.
 
 Those with a member mask wait until the lanes it names have come. They order the memory accesses of the warp's lanes, as
-warp-synchronous code expects of them. A value from a lane outside the group is what that lane's register holds.
+warp-synchronous code expects of them. A value from a lane outside the group is what that lane's register holds, and
+a finding.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kgen.gates.ptx.budget import UnsupportedError
+from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.register import is_immediate
@@ -92,6 +94,8 @@ def shfl(d: Decoder, i: Instruction) -> Step:
         low = lane & segment
         source, inside = _source(mode, lane, offset, top, low, ~segment & 31)
         source = np.where(inside, source, lane)
+        if not (g.covers and m.lanes.live.all()):
+            _absent(m, g, np.broadcast_to(source, (m.lanes.rows, 32)))
         got = np.take_along_axis(np.broadcast_to(value, (m.lanes.rows, 32)), source, axis=1).reshape(-1)
         if number >= 0:
             m.registers[number] = g.put(m.registers[number], got[g.index])
@@ -101,6 +105,14 @@ def shfl(d: Decoder, i: Instruction) -> Step:
             )
 
     return synced(mask_reader(d, i.operands[4], i), body)
+
+
+def _absent(m: "Machine", g: Group, source: Array) -> None:
+    """Reports the lanes of the group that read from one outside of it."""
+    lost = g.dense & ~np.take_along_axis(g.dense.reshape(-1, 32), source, axis=1).reshape(-1)
+    if lost.any():
+        text = "the value comes from a lane of the warp that does not take part, which leaves it undefined"
+        m.report_lanes(Kind.BARRIER, text, np.flatnonzero(lost))
 
 
 def _source(mode: str, lane: Array, offset: Array, top: Array, low: Array, inner: Array) -> tuple[Array, Array]:
