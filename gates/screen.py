@@ -13,7 +13,9 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
+# Characters that show another program than the one that is parsed: they turn the direction of text, or end a line for
+# some readers of it (the compiler reads a function's lines again, by their numbers) and not for Python.
+HIDING = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 PARSING = threading.Lock()  # CPython before 3.11.5 counts the depth of all threads' trees together, and gives up
 MAX_BYTES = 128 << 10
 MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
@@ -119,9 +121,9 @@ def _text(source: str) -> list[Finding]:
         return [Finding("screen.size", 0, f"{size} bytes, allowed are {MAX_BYTES}")]
     if "\r" in source or "\0" in source or source.startswith("\ufeff"):
         return [Finding("screen.encoding", 0, "carriage returns, null bytes and byte-order marks are not allowed")]
-    if hit := DIRECTION.search(source):
-        line = source.count("\n", 0, hit.start()) + 1
-        return [Finding("screen.encoding", line, "characters that turn the direction of text hide what a line does")]
+    if hit := HIDING.search(source):
+        line, said = source.count("\n", 0, hit.start()) + 1, f"U+{ord(hit[0]):04X} hides what a line does"
+        return [Finding("screen.encoding", line, f"{said}: it turns the text, or ends a line for some readers only")]
     return []
 
 
