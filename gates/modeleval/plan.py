@@ -1,32 +1,47 @@
 """The plan: which exercises judge these builds, from one table of sizes by device that can be scaled.
 
-Estimated seconds on one H200, by counted steps: a captured nano step of 64 rows 1 ms, eager 6 ms, float64 15 ms; a
-captured slice step 1.5 ms, eager 6 ms, float64 30 ms; 10 s to start a process and draw or read weights, 0.5 s to
-prepare a batch, 2 s to profile it. Not yet measured.
+Seconds on one H200 of a plan for moe_shared at all its dims and bins. Computed, not measured, from kernels that were
+counted on a CPU (tests/support/modelcost.py, which prints this table): 2.2 us a captured kernel and bytes / 4 TB/s
+(stock brings up to all 896 experts of a layer to bf16), 7 us an eager kernel or view, 10 s to start a process.
 
-    part              what one side does                                             stock or candidate   float64
-    start                                                                                           10        10
-    slice forced      16 batches, 651 steps a mode, 5 profiled                                      23        25
-    slice drift       512 steps of 4 sequences in both modes                                         5        16
-    slice filled      8 steps behind 131,072 rows, in both modes                                     2         6
-    slice free        64 tokens of 64 sequences (stock also as 2 x 32)                               1
-    nano forced       13 batches, 348 steps a mode, 5 profiled                                      19         8
-    nano tasks        4,160 items in 65 batches: 15,197 steps, and 3 s to draw the items            18
-    nano free         4,096 tokens of 16 sequences (stock also as 4 x 4: 13 more)                    5
-    nano long         16 items of 16,384 tokens: prefill by stock, 16 tokens                        25
-    nano verify       q 4 and 8, two drafters, 64 tokens of 8 sequences, in both modes               8
-    nano constrained  64 items of at most 192 tokens, eager                                          8
-    nano sampling     4,096 contexts, 64 draws from each, at two settings                            2
+                              steps   stock  candidate  float64
+    slice-tp8 forced            297    18.4       18.4      7.1
+    slice-tp8 filled              8     0.2        0.2      0.2
+    slice-tp8 drift             512     5.8        5.8     12.1
+    slice-tp8 free               67     3.1        1.7
+    slice-tp16 forced           297    18.0       18.0      7.9
+    slice-tp16 filled             8     0.3        0.3      0.2
+    nano forced                 283     6.3        6.3      4.2
+    nano tasks                 2123    15.1       15.1
+    nano long                     9     0.5        0.5
+    nano free                  4099    28.8       22.6
+    nano verify                 824     7.9        7.9
+    nano constrained            286     2.6        2.6
+    nano sampling                64     0.6        0.6
 
-So 40 s a side of a slice and 57 s in float64; 95 s of nano (stock 108) and 18 s; 25 s switched off, 15 s a mutant. One
-slice: 410 s of processes, five at a time 110 s. Two slices: 550 s, 120 s; and the judge. What a run really took is in
-its evidence under `seconds`, by process and exercise. `scaled` shrinks or grows what repeats; it leaves what a claim
-needs (contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone.
+    stock slice-tp8              39 s alone, GPU busy  16.5
+    candidate slice-tp8          38 s alone, GPU busy  15.3
+    float64 slice-tp8            31 s alone, GPU busy  13.2
+    stock slice-tp16             30 s alone, GPU busy   8.4
+    candidate slice-tp16         30 s alone, GPU busy   8.4
+    float64 slice-tp16           20 s alone, GPU busy   4.1
+    stock nano                   72 s alone, GPU busy  52.0
+    candidate nano               66 s alone, GPU busy  45.8
+    float64 nano                 15 s alone, GPU busy   1.4
+    off slice-tp8                27 s alone, GPU busy   5.4
+    mutant 1 slice-tp8           14 s alone, GPU busy   2.4
+    mutant 2 slice-tp8           14 s alone, GPU busy   2.4
+    together                    175 s of GPU, longest process 72 s
 
-Eager and captured: forced, filled, drift and verify run both ways; what takes thousands of steps runs captured only, in
-batches whose eager runs the forced exercises compare. Launches are counted in every batch; the profiler cross-checks
-narrow, middle, wide and drafted ones. A CPU runs a brief plan of the same parts that shows that the
-rules separate; it claims nothing about a model.
+Processes that share a GPU take turns on it: what keeps it busy adds up, what waits for launches does not. What a run
+really took is in its evidence under `seconds`, by process and exercise. `scaled` shrinks or grows what repeats; it
+leaves what a claim needs (contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone.
+
+Everything runs as CUDA graphs; the narrow, middle, wide and drafted forced exercises run eagerly too, which says
+whether a graph is to blame. Prompts are read by the stock ops, as an engine's prefill does; promoted kernels answer.
+Drift and free generation are measured at the first dims only. Launches are counted in every batch; the profiler
+cross-checks a few. A CPU runs a brief plan of the same parts that shows that the rules separate; it claims nothing
+about a model.
 """
 
 import math

@@ -17,7 +17,7 @@ from kgen.gates.runner.job import Built, LoadSpec
 from kgen.records import to_json
 
 Running = Callable[..., AbstractContextManager[Outcome]]
-STALL = 150.0  # seconds without a word from a process: a long prompt takes a part of it
+STALL = 240.0  # seconds without a word from a process: thousands of steps, while others take turns on the GPU
 LEAST = 5.0  # seconds that must be left for a process to be started
 ROOM = 6 << 30  # bytes of output that a process may leave
 LATE = "late"  # beside the runner host's statuses: the gate's time was up before the process had ended

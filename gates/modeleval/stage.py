@@ -114,6 +114,8 @@ class Stage:
         requests, q = requests or exercise.requests, q or exercise.q
         count = count or min(exercise.count, requests)
         self.seating.forget()
+        if self.device != "cpu":
+            torch.cuda.empty_cache()  # graphs of earlier batches keep theirs, and other processes need it
         session, engine = self._session(exercise, requests, count, q, context)
         note: dict[str, Any] = {"mode": mode, "requests": requests, "q": q}
         note |= {"promoted": dict(self.seating.promoted), "stock": dict(self.seating.stock)}
