@@ -5,10 +5,11 @@ each time, and on all of them under `make deep`.
 """
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ptx_corpus.build import Kept, build, entries, installed, load
+from ptx_corpus.build import build, entries, installed, load
 from ptx_corpus.cases import CASES
 from ptx_corpus.entries import SEEDS, Change, right, sha256
 from ptx_corpus.faults import FAULTS
@@ -34,9 +35,12 @@ def test_a_right_kernel_gives_right_numbers_and_no_finding(change: Change) -> No
 
 
 @pytest.mark.parametrize("change", FAULTS, ids=name)
-def test_a_broken_kernel_has_its_finding_under_every_schedule(change: Change) -> None:
+def test_a_broken_kernel_has_its_finding_under_every_schedule_that_comes_to_it(change: Change) -> None:
     for seed, verdict in zip(SEEDS, verdicts(change, KEPT[change.key]), strict=True):
         assert not verdict.result.skipped, verdict.result.skipped
+        if seed in change.unseen:
+            assert not verdict.found, f"seed {seed} sees more than the table says: {verdict.words()}"
+            continue
         assert verdict.meets(change), f"seed {seed}: wanted {change.finding} on {change.tensor!r}\n{verdict.words()}"
 
 
@@ -63,7 +67,7 @@ def test_what_is_kept_was_built_from_the_sources_as_they_are() -> None:
 
 def test_the_corpus_has_as_many_kernels_as_was_asked_for() -> None:
     assert len({c.key for c in FAULTS}) == len(FAULTS) >= 30
-    assert len({c.key for c in RIGHT}) == len(RIGHT) >= 13
+    assert len({c.key for c in RIGHT}) == len(RIGHT) >= 30
     assert len({c.source() for c in (*FAULTS, *RIGHT)}) == len(FAULTS) + len(RIGHT)
     assert {c.kernel for c in FAULTS} == set(CASES), "every right kernel has a broken neighbour"
 
@@ -72,21 +76,23 @@ def test_the_page_says_what_is_found() -> None:
     assert (ROOT / "docs" / "ptx-corpus.md").read_text(encoding="utf-8") == markdown(KEPT), AGAIN
 
 
-def same_as_kept(made: dict[str, Kept], changes: dict[str, Change]) -> None:
+def same_as_kept(changes: Sequence[Change], cache: Path) -> None:
     """The same text where the compiler is the one that made what is kept; else the same findings."""
-    for key, fresh in made.items():
-        change = changes[key]
-        if installed() == KEPT[key].compiler:
-            assert fresh == KEPT[key], f"{key}: {AGAIN}"
-        for verdict in verdicts(change, fresh):
-            assert verdict.meets(change) if change.finding else verdict.right and not verdict.found, verdict.words()
+    made, failed = build(changes, cache)
+    assert not failed, failed
+    for change in changes:
+        fresh, kept = made[change.key], KEPT[change.key]
+        if installed() == kept.compiler:
+            assert fresh == kept, f"{change.key}: {AGAIN}"
+        for seed, verdict in zip(SEEDS, verdicts(change, fresh), strict=True):
+            good = verdict.meets(change) if change.finding else verdict.right and not verdict.found
+            assert good or seed in change.unseen, verdict.words()
 
 
 def test_kernels_drawn_at_random_compile_to_what_is_kept(tmp_path: Path) -> None:
-    drawn = random.sample(entries(), SAMPLE)
-    same_as_kept(build(drawn, tmp_path), {c.key: c for c in drawn})
+    same_as_kept(random.sample(entries(), SAMPLE), tmp_path)
 
 
 @pytest.mark.deep
 def test_all_kernels_compile_to_what_is_kept(tmp_path: Path) -> None:
-    same_as_kept(build(entries(), tmp_path), {c.key: c for c in entries()})
+    same_as_kept(entries(), tmp_path)

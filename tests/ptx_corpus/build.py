@@ -52,9 +52,10 @@ def installed() -> str:
     return f"{found.version} {found.flavour}"
 
 
-def build(changes: Sequence[Change], cache: Path, workers: int = 2) -> dict[str, Kept]:
-    """Builds and records. Raises ValueError with the compiler's message for what does not compile."""
+def build(changes: Sequence[Change], cache: Path, workers: int = 2) -> tuple[dict[str, Kept], list[str]]:
+    """Builds and records: what was built, and the compiler's message for each that does not compile."""
     found: dict[str, Kept] = {}
+    failed: list[str] = []
     with Builder() as builder:
         recorder = Recorder(builder.level, cache)
         version, lock = installed(), threading.Lock()
@@ -65,7 +66,8 @@ def build(changes: Sequence[Change], cache: Path, workers: int = 2) -> dict[str,
             tensors = tuple((CUTLASS[dtype], shape) for dtype, shape in shapes.values())
             made = builder.build(source, Signature({}, 1, ARCH, tensors, (), tuple(shapes), 0))
             if not isinstance(made, Built):
-                raise ValueError(f"{change.key}: {made.message}")
+                failed.append(f"{change.key}: {made.message}")
+                return
             arguments = [Argument(n, dtype, shape) for n, (dtype, shape) in shapes.items()]
             launches = recorder.record(made.object, objects.check(made.object, ARCH), arguments)
             with lock:
@@ -73,7 +75,7 @@ def build(changes: Sequence[Change], cache: Path, workers: int = 2) -> dict[str,
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(one, changes))
-    return found
+    return found, failed
 
 
 def load() -> dict[str, Kept]:
@@ -97,11 +99,11 @@ def save(kept: dict[str, Kept]) -> None:
     KEPT.write_bytes(lzma.compress(json.dumps(raw, sort_keys=True).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> str:
     if arguments:
         for key, k in load().items():
             (Path(arguments[0]) / f"{key}.ptx").write_text(k.ptx, encoding="utf-8")
-        return
+        return ""
     before, wanted, version = load(), {c.key: c for c in entries()}, installed()
     current = {
         key: before[key]
@@ -109,8 +111,10 @@ def main(arguments: Sequence[str]) -> None:
         if key in before and (before[key].source_sha256, before[key].compiler) == (sha256(c.source()), version)
     }
     with tempfile.TemporaryDirectory() as cache:
-        save(current | build([c for key, c in wanted.items() if key not in current], Path(cache)))
+        made, failed = build([c for key, c in wanted.items() if key not in current], Path(cache))
+    save(current | made)
+    return "\n".join(failed)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

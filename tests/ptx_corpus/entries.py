@@ -44,10 +44,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Change:
-    """`line` of the kernel becomes `instead`. A broken one: `finding` (a kind) on `tensor` ("": on none) must come.
+    """`line` of the kernel becomes `instead`. A broken one: `finding` on `tensor` ("": on any or none) must come.
 
     `bug`: what kind of mistake it is, or what a right variant does otherwise. `also`: kinds that may come as well;
-    `otherwise`: the kind that some schedules give in place of `finding`.
+    `otherwise`: the kind that some schedules give in place of `finding`; `unseen`: seeds whose schedule does not come
+    to the fault, as hardware often would not.
     """
 
     kernel: str
@@ -59,6 +60,7 @@ class Change:
     tensor: str = ""
     also: tuple[str, ...] = ()
     otherwise: str = ""
+    unseen: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:

@@ -24,7 +24,8 @@ class Verdict:
         """Whether the finding that a broken kernel must have is there, and none that leads astray."""
         kinds = {kind for kind, _ in self.found}
         allowed = {change.finding, *FOLLOWS.get(change.finding, ()), change.otherwise, *change.also}
-        named = (change.finding, change.tensor) in self.found or change.otherwise in kinds
+        at = {tensor for kind, tensor in self.found if kind == change.finding}
+        named = (change.tensor in at if change.tensor else bool(at)) or change.otherwise in kinds
         return named and kinds <= allowed
 
     def words(self) -> str:

@@ -17,9 +17,10 @@ HEAD = """# Bug corpus of the PTX interpreter
 
 Small CuTe DSL kernels, compiled for `sm_90a` by the real compiler and run by the interpreter (`gates/ptx`) under
 {seeds} schedules each (seeds {first} to {last}). A broken kernel is a right one of `tests/ptx_corpus/kernels/` with
-one line changed; it must give the finding named here under every schedule, and none that leads elsewhere. A right one must give
-right numbers, bit for bit, and no finding. *wrong-numbers*: nothing wrong with memory or order, and the comparison
-with the reference fails. Written by `python -m ptx_corpus.page`; a test compares it.
+one place changed. It must give the finding named here under every schedule, but for those few in which all warps walk
+in step past the fault, and no finding that leads elsewhere. A right one must give right numbers, bit for bit, and no
+finding. *wrong-numbers*: nothing is wrong with memory or order, and the comparison with the reference fails. Written
+by `python -m ptx_corpus.page`; a test compares it.
 
 {broken} broken kernels of {bugs} kinds of mistakes, {right} right ones.
 """
@@ -72,7 +73,7 @@ def _findings(change: Change, kept: dict[str, Kept]) -> int:
 
 def _code(text: str) -> str:
     """A piece of source on one line of a table."""
-    return f"`{' '.join(text.split())}`".replace("|", "\\|")
+    return f"`{' '.join(text.split())}`".replace("|", "\\|") if text else "nothing"
 
 
 if __name__ == "__main__":
