@@ -38,6 +38,7 @@ class Ready:
         self.stalled: dict[int, Array] = {}  # lanes that wait at an instruction for others of their warp
         self._met: dict[int, Array] = {}  # lanes that stalled, with those who came
         self._turns = 0
+        self._running = 0  # the class that runs until all its lanes stop
 
     def add(self, pc: int, mask: Array, late: bool = False) -> None:
         if (stopped := self.stalled.pop(pc, None)) is not None:  # they go on together, whatever their classes
@@ -91,7 +92,9 @@ class Ready:
             (number, pc), mask = next(iter(self._late.items()))
             del self._late[number, pc]
             return pc, mask
-        number = able[0] if len(able) == 1 else able[int(self._rng.integers(len(able)))]
+        if self._running not in able or self._turns % FAIR == 0:
+            self._running = able[int(self._rng.integers(len(able)))] if len(able) > 1 else able[0]
+        number = self._running
         waiting = self._now[number]
         if self._turns % FAIR == 0:
             if self._late and self._turns % (2 * FAIR) == 0:
