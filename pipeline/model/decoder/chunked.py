@@ -46,11 +46,11 @@ def delta_rule(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch
         states.append(torch.baddbmm(kept, states[-1], mix[c], alpha=-1))
     before = torch.stack(states[:-1]).mT
     out = f.queries @ before + f.attention @ (own - through @ before)  # [chunks, requests x H, CHUNK, v]
-    rows = out.transpose(0, 1).flatten(1, 2)[:, :length].unflatten(0, (requests, heads)).transpose(1, 2)
-    return rows, states[-1].unflatten(0, (requests, heads))
+    rows = out.transpose(0, 1).flatten(1, 2)[:, :length].reshape(requests, heads, length, -1).transpose(1, 2)
+    return rows, states[-1].view(state.shape)
 
 
 def _chunks(x: torch.Tensor) -> torch.Tensor:
     """[requests, T, H, n] -> [chunks, requests x H, CHUNK, n]; zeros behind the end write nothing and decay nothing."""
     by_head = F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % CHUNK)).flatten(0, 1)
-    return by_head.unflatten(1, (-1, CHUNK)).transpose(0, 1).contiguous()
+    return by_head.reshape(by_head.shape[0], -1, CHUNK, x.shape[-1]).transpose(0, 1).contiguous()

@@ -85,8 +85,8 @@ def _causal(query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         part = query[:, at : at + step]
         last = m - n + at + torch.arange(part.shape[1], device=rows.device)
         scores = part.flatten(1, 2) @ rows.mT * MLA_SCALE
-        scores = scores.unflatten(1, (-1, heads)).masked_fill(column > last[:, None, None], -torch.inf)
-        found.append((torch.softmax(scores, -1).flatten(1, 2) @ rows[..., :512]).unflatten(1, (-1, heads)))
+        scores = scores.view(*part.shape[:3], m).masked_fill(column > last[:, None, None], -torch.inf)
+        found.append((torch.softmax(scores, -1).flatten(1, 2) @ rows[..., :512]).view(*part.shape[:3], -1))
     return torch.cat(found, dim=1)
 
 
