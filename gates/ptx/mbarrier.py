@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kgen.gates.ptx.access import resolve
+from kgen.gates.ptx.access import Target, resolve
 from kgen.gates.ptx.clocks import MAX_BARRIERS
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.state import Machine
@@ -25,6 +25,7 @@ class Mbarriers:
         self._pending, self._expected = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self._bytes = np.zeros(shape, np.int64)
         self.phase = np.zeros(shape, np.int64)
+        self._made = np.zeros(shape, np.uint64)  # stamps of the initialisations
         self._known: dict[int, Array] = {}  # slot -> (CTAs, columns), of the phase that is open
         self._done: dict[int, Array] = {}  # ... of the phases that are complete
         self._flying: list[tuple[Array, Array, Array]] = []  # CTA, slot, bytes
@@ -45,12 +46,23 @@ class Mbarriers:
             elif (slot < 0).any():
                 m.report(Kind.MBARRIER, "an mbarrier that was not initialised", target.keep(slot < 0))
             right = slot >= 0
+            if not fresh:
+                self._early(target.keep(right), cta[right], slot[right])
             parts.append((at[right], cta[right], slot[right]))
         if len(parts) == 1:
             return parts[0]
         empty = np.zeros(0, np.int64)
         at, cta, slot = (np.concatenate([p[i] for p in parts]) if parts else empty for i in range(3))
         return at, cta, slot
+
+    def _early(self, target: Target, cta: Array, slot: Array) -> None:
+        """Reports uses without order after the initialisation. In clusters a relaxed barrier orders it: not judged."""
+        m = self._m
+        if m.geometry.cluster_size > 1:
+            return
+        early = ~m.clocks.ordered(self._made[cta, slot][:, None], target.index)[:, 0]
+        if early.any():
+            m.report(Kind.MBARRIER, "an mbarrier whose initialisation has no order before this", target.keep(early))
 
     def _new(self, cta: Array, word: Array, slot: Array) -> Array:
         for i in np.flatnonzero(slot < 0).tolist():
@@ -67,6 +79,7 @@ class Mbarriers:
         self._pending[cta, slot] = self._expected[cta, slot] = counts[at]
         self._bytes[cta, slot] = 0
         self.phase[cta, slot] = 0
+        self._made[cta, slot] = self._m.clocks.stamps(group.index)[at]
         self._m.mutations += 1
 
     def invalidate(self, group: Group, space: str, addresses: Array) -> None:
