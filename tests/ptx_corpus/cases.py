@@ -115,6 +115,7 @@ CASES = {
     "lock": given({"y": ZERO1 + 63, "lock": ZERO1}, lock=("workspace", ZERO1), y=("state", ZERO1 + 3)),
     "red_vector": given({"y": SUMMED + ADDED.sum(axis=0)}, x=("in", ADDED), y=("state", SUMMED)),
     "state": given({"s": 2 * (2 * STATE + STEP) + STEP}, 2, x=("in", STEP), s=("state", STATE)),
+    "shift": given({"s": np.append(BULK[0][1:], BULK[0][63])}, s=("state", BULK[0])),
     "scatter": given({"s": SCATTERED}, slot=("in", SLOT), x=("in", UPDATE), s=("state", SLOTS)),
     "gather": given(
         {"y": np.where(TABLE[:, None] < 0, 0, CACHE[TABLE])},
