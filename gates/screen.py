@@ -77,6 +77,9 @@ FORBIDDEN_ATTRIBUTES = MODULES | frozenset(
 FORMATS = ("format", "format_map")  # of a text
 # Functions of the CUDA driver and runtime, which the compiler's own modules import under several names
 DRIVER_CALL = re.compile(r"cu(da)?[A-Z]\w*")
+# One statement of inline PTX: a declaration of registers, a label, or an instruction with its types; no other assembler
+# puts a point into its mnemonics.
+PTX_STATEMENT = re.compile(r"\.reg\b.*|[$%]?\w+:|(@!?[$%]?\w+\s+)?([a-z]\w*(\.[\w:]+)+.*|ret|exit|trap)", re.DOTALL)
 FORBIDDEN_MODULES = frozenset({"cutlass.torch", "cutlass.jax", "cutlass.base_dsl.jit_executor"})
 ALLOWED_DUNDERS = frozenset({"__init__", "__call__", "__name__", "__post_init__", "__doc__"})
 
@@ -226,6 +229,38 @@ def _formats(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
             yield Finding("screen.getattr", node.lineno, said)
 
 
+def _assembly(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
+    """Inline assembly is PTX, written out where it is used: in a host function it would be the host's machine code."""
+    if isinstance(node, ast.Attribute) and node.attr == "InlineAsmOp":
+        yield Finding("screen.name", node.lineno, "InlineAsmOp is not allowed: inline_asm is")
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
+        return
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+    if name == "inline_asm":
+        given = [k.value for k in node.keywords if k.arg == "asm_string"] or node.args[2:3]
+        text = _written(given[0]) if given else None
+        if text is None or not all(PTX_STATEMENT.fullmatch(part) for part in _statements(text)):
+            said = "inline_asm needs PTX instructions, with their types, as a text in place"
+            yield Finding("screen.name", node.lineno, said)
+
+
+def _written(node: ast.expr) -> str | None:
+    """A text that stands in the source; values within it as `x`. None: it is made elsewhere."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(v.value) if isinstance(v, ast.Constant) else "x" for v in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _written(node.left), _written(node.right)
+        return None if left is None or right is None else left + right
+    return None
+
+
+def _statements(text: str) -> list[str]:
+    parts = re.split(r"[;\n{}]", re.sub(r"\{\s*[$%][^{}]*\}", "0", text))  # braces round registers are vectors
+    return [part.strip() for part in parts if part.strip()]
+
+
 def _patterns(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
     """`case int(__class__=x)` reads an attribute without an attribute expression."""
     if isinstance(node, ast.MatchClass):
@@ -273,6 +308,7 @@ RULES: tuple[Callable[[ast.AST, dict[str, str]], Iterator[Finding]], ...] = (
     _attributes,
     _getattr,
     _formats,
+    _assembly,
     _patterns,
     _definitions,
 )
