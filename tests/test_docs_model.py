@@ -92,7 +92,7 @@ def test_the_training_command_is_understood() -> None:
     line = next(line for block in blocks("sh") for line in block.splitlines() if "nano.train" in line)
     words = shlex.split(line.replace("cuda", "cpu"))
     assert words[:3] == ["python", "-m", "kgen.model.nano.train"]
-    assert train.parse(words[3:]).fused
+    assert train.parse(words[3:]).graphs
 
 
 def number(x: float) -> str:
