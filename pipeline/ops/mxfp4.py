@@ -133,7 +133,21 @@ def unpack(parts: Sequence[RankExperts], slice_width: int) -> list[CheckpointExp
     ]
 
 
+_TABLES: dict[torch.device, torch.Tensor] = {}
+
+
 def _pairs(device: torch.device) -> torch.Tensor:
+    """The table of `_make_pairs`, kept for the next call: but not from a capture, whose memory is the graph's own."""
+    if torch.compiler.is_compiling():
+        return _make_pairs(device)
+    if (found := _TABLES.get(device)) is None:
+        found = _make_pairs(device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _TABLES[device] = found
+    return found
+
+
+def _make_pairs(device: torch.device) -> torch.Tensor:
     """i32 [256]: the two bf16 values of each byte, the low nibble's in the low half. Made on the device, no copy."""
     code = torch.arange(16, dtype=torch.int32, device=device)
     magnitude = code & 7
