@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kgen.gates.ptx.clocks import AGENT, SCOPE, SCOPE_MASK, Clocks
+from kgen.gates.ptx.clocks import AGENT, CLOCK_MASK, SCOPE, SCOPE_MASK, Clocks
 
 Array = npt.NDArray[Any]
+BULK = 2  # bulk stores among the agents of a warp
 
 
 @dataclass
@@ -129,6 +130,17 @@ class Region:
             other = (stamps != 0) & ((stamps >> AGENT).astype(np.int64) // clocks.agents != place)
             at = np.flatnonzero(other)
             found[at] |= ~clocks.ordered(stamps[at][:, None], np.full(len(at), lane))[:, 0]
+        return found
+
+    def unread(self, clocks: Clocks, cta: int, stride: int) -> Array:
+        """Warps (rows) whose bulk stores read a CTA's shared memory without their having waited for it."""
+        part = slice(cta * stride // self.granule, (cta + 1) * stride // self.granule)
+        stamps = np.concatenate((self.reads[part], self.others[part]))
+        warp = (stamps >> AGENT).astype(np.int64) % clocks.agents - BULK * clocks.warps
+        at = np.flatnonzero((stamps != 0) & (warp >= 0) & (warp < clocks.warps))
+        rows = cta * clocks.warps + warp[at]
+        late = (stamps[at] & CLOCK_MASK) > clocks.vc[rows, clocks.local(rows, BULK)]
+        found: Array = np.unique(rows[late])
         return found
 
     def _judge(

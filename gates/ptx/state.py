@@ -238,7 +238,7 @@ class Machine:
     def exit(self, group: Group) -> None:
         """Threads end: who waits for them looks again."""
         self.lanes.exit(group.dense)
-        if self.geometry.cluster_size > 1:
+        if self.geometry.cluster_size > 1 or self.plan.proxy:
             self._leave(group)
         self.mutations += 1
         if self.lanes.alive:
@@ -247,10 +247,15 @@ class Machine:
             self.cluster.check()
 
     def _leave(self, group: Group) -> None:
-        """CTAs that end here while others of their cluster may still touch their shared memory."""
+        """CTAs that end here while others of their cluster, or bulk stores, may still touch their shared memory."""
         alive: Array = np.any(self.lanes.live.reshape(self.lanes.ctas, -1), axis=1)
         gone = np.unique(self.lanes.cta[group.index])
         for cta in gone[~alive[gone]].tolist():
+            rows = self.shared_region.unread(self.clocks, cta, self.shared_stride)
+            text = "the CTA ends while a bulk store that nobody waited for may still read its shared memory"
+            self.report_lanes(Kind.ASYNC, text, rows * WARP)
+            if self.geometry.cluster_size == 1:
+                continue
             self.ended[cta] = True
             self.cluster.depart(np.flatnonzero(self.cta_of_row == cta))
             lane = int(group.index[np.searchsorted(self.lanes.cta[group.index], cta, side="right") - 1])
