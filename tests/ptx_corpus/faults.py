@@ -245,5 +245,8 @@ FAULTS = (
            '    cute.arch.fence_proxy("async.shared", space="cta")\n', "", PROXY, "shared"),
     Change("wgmma", "no_barrier", "missing barrier",
            "    cute.arch.sync_threads()\n", "", RACE, "shared", also=(PROXY,)),
+    Change("store_bulk", "left_early", "bulk store not awaited at the end",
+           "            cute.arch.cp_async_bulk_wait_group(0, read=True)\n",
+           "            if row < 2:\n                cute.arch.cp_async_bulk_wait_group(0, read=True)\n", ASYNC),
 )
 # fmt: on
