@@ -1,0 +1,131 @@
+"""Writes the one file that a GPU host runs: objects, inputs, the runtime pieces of a kit, host.py.
+
+    cd tests && python -m ptx_truth.pack OUT.pyz            # then, there: python3 OUT.pyz RESULT.json.xz
+
+For sm_90a hosts with torch for CUDA 13, Python 3.12 and a C compiler; nothing else is needed there, no network either.
+"""
+
+import io
+import json
+import lzma
+import platform
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ptx_truth import host
+from ptx_truth.build import Made, build
+from ptx_truth.cases import MAKERS, make
+from ptx_truth.entries import ARCH, Case
+
+import kgen.gates
+from kgen.gates.builder.protocol import FUNCTION
+from kgen.gates.kit import BIG, EPOCH, FILTERS, TORCH
+from kgen.gates.kit_modules import module_files
+from kgen.gates.kit_wheels import Piece, runtime_pieces, tvm_ffi_pieces
+from kgen.records import sha256_bytes
+from kgen.store.paths import cache_path
+
+ENTRIES = ("kgen.serve.launcher", "kgen.serve.link", "kgen.gates.environment")
+PYTHONS, FLAVOURS = ("3.12",), ("cu13",)
+MAX_BYTES = 30 << 20
+SMALL = 1024  # smaller files are not worth compressing
+
+
+def pack(
+    out: Path,
+    cases: Mapping[str, Case],
+    made: Mapping[str, Made],
+    cache: Path,
+    pythons: Sequence[str] = PYTHONS,
+    flavours: Sequence[str] = FLAVOURS,
+) -> int:
+    """Writes `out`, returns its size. Raises KitError where a runtime piece cannot be had, ValueError if too large."""
+    pieces = [Piece(f"lib/{path}", data) for path, data in module_files(ENTRIES).items()]
+    pieces.append(Piece("lib/ptx_truth_host.py", Path(host.__file__).read_bytes()))
+    pieces += [Piece(f"objects/{m.object_sha256}.o", m.object) for m in made.values()]
+    arrays = [t.array for case in cases.values() for t in case.tensors.values()]
+    pieces += {p.path: p for p in (Piece(f"inputs/{sha256_bytes(a.tobytes())}", a.tobytes()) for a in arrays)}.values()
+    pieces += [*tvm_ffi_pieces(pythons, cache), *runtime_pieces(flavours, cache)]
+    table = {
+        "machine": platform.machine(),
+        "torch": TORCH,
+        "archs": [ARCH],
+        "pythons": list(pythons),
+        "flavours": list(flavours),
+        "cases": [_line(cases[key], m) for key, m in made.items()],
+        "files": [_file(piece) for piece in pieces],
+    }
+    data = _archive(table, pieces)
+    if len(data) > MAX_BYTES:
+        raise ValueError(
+            f"the file would have {len(data) >> 20} MiB, allowed are {MAX_BYTES >> 20}: choose fewer cases"
+        )
+    out.write_bytes(data)
+    return len(data)
+
+
+def _line(case: Case, made: Made) -> dict[str, Any]:
+    """A case in the table of contents."""
+    tensors = [
+        [name, t.dtype, list(t.array.shape), sha256_bytes(t.array.tobytes())] for name, t in case.tensors.items()
+    ]
+    return {
+        "key": case.key,
+        "function": FUNCTION,
+        "object_sha256": made.object_sha256,
+        "ptx_sha256": made.ptx_sha256,
+        "code": made.code,
+        "source_sha256": case.source_sha256,
+        "inputs_sha256": case.inputs_sha256,
+        "tensors": tensors,
+        "workspaces": [[dtype, list(shape)] for dtype, shape in made.workspaces],
+        "calls": [[[s.dtype, s.value] for s in call] for call in case.calls],
+        "outputs": list(case.outputs),
+    }
+
+
+def _file(piece: Piece) -> dict[str, Any]:
+    sha256 = sha256_bytes(piece.data)
+    line = {"path": piece.path, "sha256": sha256, "blob": sha256, "xz": len(piece.data) >= SMALL}
+    return {**line, "python": piece.python, "flavour": piece.flavour}
+
+
+def _archive(table: Mapping[str, Any], pieces: Sequence[Piece]) -> bytes:
+    buffer = io.BytesIO()
+    boot = Path(kgen.gates.__file__).with_name("kit_boot.py").read_bytes()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in (
+            ("__main__.py", Path(__file__).with_name("boot.py").read_bytes()),
+            ("kit_boot.py", boot),
+            ("truth.json", json.dumps(table, sort_keys=True).encode()),
+        ):
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
+        for sha256, piece in sorted({sha256_bytes(p.data): p for p in pieces}.items()):
+            packed = _packed(piece) if len(piece.data) >= SMALL else piece.data
+            archive.writestr(zipfile.ZipInfo(f"blobs/{sha256}", EPOCH), packed, zipfile.ZIP_STORED)
+    return buffer.getvalue()
+
+
+def _packed(piece: Piece) -> bytes:
+    """xz. The filter for machine code would break what repeats in large inputs; a large dictionary takes its time."""
+    if len(piece.data) < BIG:
+        return lzma.compress(piece.data, preset=1)
+    filters = FILTERS[1:] if piece.path.startswith("inputs/") else FILTERS
+    return lzma.compress(piece.data, format=lzma.FORMAT_XZ, filters=filters)
+
+
+def main(arguments: Sequence[str]) -> str:
+    if len(arguments) != 1:
+        return "usage: python -m ptx_truth.pack OUT.pyz"
+    cases = {key: make(key) for key in MAKERS}
+    made = build(cases.values())
+    size = pack(Path(arguments[0]), cases, {key: made[key] for key in cases}, cache_path())
+    sys.stdout.write(f"{arguments[0]}: {len(cases)} cases, {size / (1 << 20):.1f} MiB\n")
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]) or None)
