@@ -19,10 +19,12 @@ from kgen.gates.builder.protocol import Signature
 from kgen.gates.signature import signature
 from kgen.ops import REGISTRY
 from kgen.proposers.families import FAMILIES, render
+from kgen.records import Promotion
 from kgen.store.kernelset import KernelSet
 
 OWN = Path(__file__).with_name("kernels")
 SET = Path(__file__).parents[2] / "generated_kernels"
+SERVED = "moe_shared/k3-tp8/t1/sm_90a"
 PERIOD = 262_147  # elements after which a large input repeats: prime, so that no row or tile is like another
 
 
@@ -147,11 +149,14 @@ def of_op(key: str, kind: str, source: str, name: str, dims: str, tokens: int, *
     return Case(key, kind, source, signature(op, problem), tensors, outputs, calls, more["bounds"])
 
 
+def champion() -> Promotion:
+    manifest = KernelSet(SET).manifest()
+    return next(p for p in manifest.promotions if p.seq == manifest.champions[SERVED])
+
+
 def promoted(key: str, dims: str, tokens: int, slices: tuple[int, int], kind: str) -> Case:
     """`slices`: parts of K in gate_up and in down, of warps and CTAs."""
-    kernels = KernelSet(SET)
-    champion = kernels.manifest().champions["moe_shared/k3-tp8/t1/sm_90a"]
-    source = kernels.source(next(p for p in kernels.manifest().promotions if p.seq == champion))
+    source = KernelSet(SET).source(champion())
     chains = bounds.Chain(bounds.MMA, slices[0], 32, 2), bounds.Chain(bounds.MMA, slices[1], 32, 2)
     why = (
         f"{chains[0].words('mma')}; SiTU by ex2 and rcp within {bounds.SITU_ERROR:.2g}: what may round otherwise to "

@@ -28,8 +28,8 @@ it is a single number they must agree. Every other difference is red. Written by
 compares it with the sources, and the interpreter of today with what the GPU wrote then, for cases drawn anew each
 time.
 """
-MACHINE = """{gpu}, driver {driver}, CUDA {cuda}, torch {torch}; objects built by nvidia-cutlass-dsl {compiler}. {cases} cases,
-{outputs} outputs: {equal} equal to the bit, {bounded} within their bounds, {red} red.
+MACHINE = """{gpu}, driver {driver}, CUDA {cuda}, torch {torch}; objects built by nvidia-cutlass-dsl {compiler}.
+{cases} cases, {outputs} outputs: {equal} equal to the bit, {bounded} within their bounds, {red} red.
 
 *Runs*: distinct results of three runs on the GPU. *Differ*: elements with other bits, in the worst pair of a schedule
 and a run. *Worst*: their largest difference, in lengths of the element's interval.
