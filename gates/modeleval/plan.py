@@ -5,33 +5,33 @@ counted on a CPU (tests/support/modelcost.py, which prints this table): 2.2 us a
 (stock brings up to all 896 experts of a layer to bf16), 7 us an eager kernel or view, 10 s to start a process.
 
                               steps   stock  candidate  float64
-    slice-tp8 forced            297    18.4       18.4      7.1
+    slice-tp8 forced            297    17.1       17.1      7.1
     slice-tp8 filled              8     0.2        0.2      0.2
-    slice-tp8 drift             512     5.8        5.8     12.1
-    slice-tp8 free               67     3.1        1.7
-    slice-tp16 forced           297    18.0       18.0      7.9
+    slice-tp8 drift             512     5.7        5.7     12.1
+    slice-tp8 free               67     2.9        1.7
+    slice-tp16 forced           297    17.0       17.0      7.9
     slice-tp16 filled             8     0.3        0.3      0.2
-    nano forced                 283     6.3        6.3      4.2
-    nano tasks                 2123    15.1       15.1
+    nano forced                 283     6.0        6.0      4.2
+    nano tasks                 2123    14.2       14.2
     nano long                     9     0.5        0.5
-    nano free                  4099    28.8       22.6
-    nano verify                 824     7.9        7.9
-    nano constrained            286     2.6        2.6
+    nano free                  4099    26.9       21.1
+    nano verify                 824     7.5        7.5
+    nano constrained            286     2.5        2.5
     nano sampling                64     0.6        0.6
 
-    stock slice-tp8              39 s alone, GPU busy  16.5
-    candidate slice-tp8          38 s alone, GPU busy  15.3
+    stock slice-tp8              38 s alone, GPU busy  16.1
+    candidate slice-tp8          37 s alone, GPU busy  14.9
     float64 slice-tp8            31 s alone, GPU busy  13.2
-    stock slice-tp16             30 s alone, GPU busy   8.4
-    candidate slice-tp16         30 s alone, GPU busy   8.4
+    stock slice-tp16             29 s alone, GPU busy   8.2
+    candidate slice-tp16         29 s alone, GPU busy   8.2
     float64 slice-tp16           20 s alone, GPU busy   4.1
-    stock nano                   72 s alone, GPU busy  52.0
-    candidate nano               66 s alone, GPU busy  45.8
+    stock nano                   69 s alone, GPU busy  48.7
+    candidate nano               63 s alone, GPU busy  42.9
     float64 nano                 15 s alone, GPU busy   1.4
-    off slice-tp8                27 s alone, GPU busy   5.4
-    mutant 1 slice-tp8           14 s alone, GPU busy   2.4
-    mutant 2 slice-tp8           14 s alone, GPU busy   2.4
-    together                    175 s of GPU, longest process 72 s
+    off slice-tp8                26 s alone, GPU busy   5.2
+    mutant 1 slice-tp8           14 s alone, GPU busy   2.3
+    mutant 2 slice-tp8           14 s alone, GPU busy   2.3
+    together                    168 s of GPU, longest process 69 s
 
 Processes that share a GPU take turns on it: what keeps it busy adds up, what waits for launches does not. What a run
 really took is in its evidence under `seconds`, by process and exercise. `scaled` shrinks or grows what repeats; it
