@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kgen.gates.ptx.access import Target, resolve
+from kgen.gates.ptx.access import resolve
 from kgen.gates.ptx.clocks import MAX_BARRIERS
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.state import Machine
+from kgen.gates.ptx.target import Target
 from kgen.gates.ptx.wave import Group
 
 Array = npt.NDArray[Any]

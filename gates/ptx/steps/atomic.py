@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kgen.gates.ptx.access import Target, note_read, put, resolve
+from kgen.gates.ptx.access import note_read, put, resolve
 from kgen.gates.ptx.arith import lookup, width
 from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.memory import WORD
@@ -14,6 +14,7 @@ from kgen.gates.ptx.state import Array, Ended, Machine, Step
 from kgen.gates.ptx.steps import order
 from kgen.gates.ptx.steps.memory import SPACES, VECTORS, element
 from kgen.gates.ptx.syntax import Instruction
+from kgen.gates.ptx.target import Target
 from kgen.gates.ptx.wave import Group
 
 Function = Callable[[Array, Array, Array | None], Array]  # old, b, c -> new
