@@ -221,6 +221,8 @@ WORKER = """
 import json, os, sys, time
 print(json.dumps({"environment": {"gpu": "none"}}), flush=True)
 for key in sys.argv[1:]:
+    if key == "--worker":
+        continue
     if key == "hangs":
         time.sleep(60)
     if key == "dies":
@@ -247,6 +249,20 @@ def test_a_case_that_hangs_or_dies_or_fails_does_not_stop_the_others() -> None:
     assert found["hangs"] == "killed after 1 s"
     assert "status 9" in found["dies"] and "illegal memory access" in found["dies"]
     assert len(said) == len(keys)
+
+
+def test_the_result_says_what_ran_and_names_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("object_sha256", "ptx_sha256", "code", "source_sha256", "inputs_sha256")
+    info = {"digest": "d", "cases": [{"key": key, **{n: f"{key} {n}" for n in names}} for key in ("first", "fails")]}
+    command, target = [sys.executable, "-c", WORKER], tmp_path / "result.json.xz"
+    assert host.main([str(target)], tmp_path, info, command) == 1
+    result = compare.load(target)
+    assert {key: one["error"] for key, one in result["cases"].items()} == {"first": "", "fails": "CUDA error"}
+    assert result["cases"]["first"]["ptx_sha256"] == "first ptx_sha256" and result["environment"] == {"gpu": "none"}
+    assert "1 of 2 cases ran" in capsys.readouterr().out
+    assert host.main([str(target), "third"], tmp_path, info, command) == 2
+    assert "no case third; there are first, fails" in capsys.readouterr().err
+    assert host.main([str(target), "first"], tmp_path, info, command) == 0
 
 
 def test_cases_are_given_up_when_the_time_is_over() -> None:

@@ -1,9 +1,9 @@
 """What may differ, and by how much: intervals of right values around a float64 evaluation of the same formula.
 
-Three things are open on the hardware: how mma and wgmma sum (gates/ptx/matrix states a unit of sum |a b| + |c|), the
-last bits of approximate functions (the errors that the ISA documents), and the order of float atomics. An interval
-takes the worst of each and rounds outwards, then to the output's own format; where no rounding can go both ways it is
-one number, and then the two sides must agree to the bit.
+Open on the hardware are: how mma and wgmma sum (gates/ptx/matrix states a unit of sum |a b| + |c|), the last bits of
+approximate functions (the errors that the ISA documents), the order of float atomics, and whether ptxas fuses a mul.f32
+and an add.f32 that say no rounding. An interval takes the worst of each and rounds outwards, then to the output's own
+format; where no rounding can go both ways it is one number, and then the two sides must agree to the bit.
 """
 
 from collections.abc import Callable, Mapping

@@ -159,8 +159,8 @@ def promoted(key: str, dims: str, tokens: int, slices: tuple[int, int], kind: st
     source = KernelSet(SET).source(champion())
     chains = bounds.Chain(bounds.MMA, slices[0], 32, 2), bounds.Chain(bounds.MMA, slices[1], 32, 2)
     why = (
-        f"{chains[0].words('mma')}; SiTU by ex2 and rcp within {bounds.SITU_ERROR:.2g}: what may round otherwise to "
-        "bf16 in gate_up, h and y"
+        f"{chains[0].words('mma')}; SiTU by ex2, rcp and fused products within {bounds.SITU_ERROR:.2g}: "
+        "what may round otherwise to bf16 in gate_up, h and y"
     )
     bound = Bound(why, partial(bounds.moe_shared, chains))
     return of_op(key, kind, source, "moe_shared", dims, tokens, bounds={"y": bound})
@@ -168,7 +168,7 @@ def promoted(key: str, dims: str, tokens: int, slices: tuple[int, int], kind: st
 
 def searched_attn_res(key: str) -> Case:
     calls = ((1, 1), (0, 0), (2, -1))
-    why = "rsqrt and ex2 approximate, float32 sums: what may round otherwise to bf16; prefix and blocks are exact"
+    why = "rsqrt and ex2, fused products, float32 sums: what may round otherwise to bf16; prefix and blocks are exact"
     kind, source = "in-place state, scalars, approximate functions", render(FAMILIES["attn_res"].known[0])
     same = {"eps": bounds.EPSILON, "eps_out": bounds.EPSILON}
     scalars = tuple({"nb": float(nb), "write_idx": float(write), **same} for nb, write in calls)

@@ -22,11 +22,11 @@ HEAD = """# The PTX interpreter against a GPU
 The same objects, as the compiler wrote them, on the same inputs: run on an H200, and as PTX by the interpreter
 (`gates/ptx`) under three schedules. Compared is every element of every output. An output without a bound must have
 the same bits. One with a bound may differ where a value is not settled by the program: in how mma and wgmma sum, in
-the last bits of approximate functions, in the order of float atomics. Its bound is an interval for each element,
-around a float64 evaluation of the same formula, rounded to the output's format; both sides must lie in it, and where
-it is a single number they must agree. Every other difference is red. Written by `python -m ptx_truth.compare`; a test
-compares it with the sources, and the interpreter of today with what the GPU wrote then, for cases drawn anew each
-time.
+the last bits of approximate functions, in the order of float atomics, in whether a `mul.f32` and an `add.f32` without
+`.rn` are fused. Its bound is an interval for each element, around a float64 evaluation of the same formula, rounded to
+the output's format; both sides must lie in it, and where it is a single number they must agree. Every other difference
+is red. Written by `python -m ptx_truth.compare`; a test compares it with the sources, and the interpreter of today with
+what the GPU wrote then, for cases drawn anew each time.
 """
 MACHINE = """{gpu}, driver {driver}, CUDA {cuda}, torch {torch}; objects built by nvidia-cutlass-dsl {compiler}.
 {cases} cases, {outputs} outputs: {equal} equal to the bit, {bounded} within their bounds, {red} red.
