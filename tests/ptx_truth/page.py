@@ -71,7 +71,8 @@ def _table(cases: list[Case], found: Mapping[str, Any]) -> str:
     ]
     for case in cases:
         one = found["cases"][case.key]
-        for name, o in one["outputs"].items():
+        for name in (n for n in ("", *case.outputs) if n in one["outputs"]):
+            o = one["outputs"][name]
             worst = f"{o['worst']:.2g}" if o["differing"] else ""
             lines.append(
                 f"| {case.key} | {case.kind} | {name} | {o['elements']} | {o['differing']} | {worst} | {o['verdict']} "
