@@ -7,6 +7,7 @@ Every failure of a candidate ends as a code and a message in result.json; a cras
 
 import contextlib
 import importlib.util
+import io
 import json
 import linecache
 import math
@@ -135,7 +136,8 @@ def _without_paths(message: str, folder: str) -> str:
 def load(name: str, source: str) -> ModuleType:
     """Execute `source` as module `name`; the compiler finds its text through linecache."""
     path = f"{name}.py"
-    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    lines = io.StringIO(source).readlines()  # ended by \n alone, as Python's own parser has them
+    linecache.cache[path] = (len(source), None, lines, path)
     spec = importlib.util.spec_from_loader(name, loader=None)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
