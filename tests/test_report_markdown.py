@@ -123,6 +123,17 @@ def test_a_staged_run_says_what_is_not_proven_and_how_to_go_on(staged: Document)
     assert "Built" in sections(text)
 
 
+def test_numbers_from_the_interpreter_are_called_so_and_stay_unproven(tmp_path: Path) -> None:
+    made = proven(tmp_path / "runs", tmp_path / "cache", Status.SKIP)
+    (folder,) = made.run.folders()
+    folder.write_result(GateResult("unit-numeric", Status.PASS, "numeric.ptx_pass", "right", {"device": "ptx"}))
+    judge(folder)
+    text = markdown(read(made.run, OP))
+    head = text.split("## Gates")[0]
+    assert "right in the PTX interpreter" in head and "Not proven yet: unit-numeric, full-model-eval" in head
+    assert "| unit-numeric | ✅ pass (interpreted) | `numeric.ptx_pass` |" in text
+
+
 def test_a_refused_candidate_shows_gate_code_and_the_whole_message(tmp_path: Path) -> None:
     made = proven(tmp_path / "runs", tmp_path / "cache")
     (folder,) = made.run.folders()

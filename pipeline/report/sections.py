@@ -35,11 +35,13 @@ def _promotable(doc: Document, entry: Entry) -> str:
 
 
 def _staged(doc: Document, entry: Entry) -> str:
-    waiting = [r.gate for r in entry.results if r.status is Status.SKIP]
+    waiting = [r.gate for r in entry.results if r.status is Status.SKIP or r.interpreted]
     builds = entry.sound_builds
     archs = ", ".join(dict.fromkeys(b.problem.arch for b in builds))
     said = f"It was built and audited at {len(builds)} points ({archs}). **Not proven yet: {', '.join(waiting)}**"
-    return f"Everything that can be checked without a GPU passed. {said}: a GPU has to say. {counts(doc)}"
+    numbers = entry.result(NUMERIC)
+    right = " Its numbers are right in the PTX interpreter." if numbers and numbers.interpreted else ""
+    return f"Everything that can be checked without a GPU passed.{right} {said}: a GPU has to say. {counts(doc)}"
 
 
 def _failed(doc: Document, entry: Entry) -> str:
@@ -73,7 +75,7 @@ def gates(doc: Document) -> str:
         if result is None:
             rows.append([gate, "–", "", "not run", ""])
             continue
-        mark = f"{MARK[result.status]} {result.status}"
+        mark = f"{MARK[result.status]} {result.status}{' (interpreted)' if result.interpreted else ''}"
         rows.append([gate, mark, code(result.code), cell(result.message), f"{result.seconds:.1f}"])
     return "## Gates\n\n" + table(["gate", "status", "code", "what it found", "s"], rows, right=(4,))
 
