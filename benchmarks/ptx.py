@@ -1,13 +1,16 @@
 """Speed of the PTX interpreter: the promoted moe_shared source, built here and run on the CPU.
 
-    python benchmarks/ptx.py [--dims nano k3-tp8] [--tokens 1] [--seeds 0 1]
+    python benchmarks/ptx.py [--dims nano k3-tp8] [--tokens 1 4 16] [--seeds 0 1] [--record benchmarks/ptx.json]
 
 One line a run: seconds, millions of thread and thousands of warp instructions a second, peak memory of the process.
+`--record` writes the same with the source, the processor and the versions.
 """
 
 import argparse
 import json
 import math
+import os
+import platform
 import resource
 import sys
 import tempfile
@@ -52,8 +55,26 @@ def buffers(op: Op, problem: Problem, artefact: Artefact) -> dict[str, Buffer]:
     return found
 
 
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def row(name: str, seed: int, result: Result) -> dict[str, object]:
+    """One run as data; seconds, instructions, MiB."""
+    counts = {"thread_instructions": result.lanes, "warp_instructions": result.warps}
+    end = result.skipped or result.stopped
+    said = {"findings": len(result.findings), "ended": end, "peak_mib": round(peak_mib())}
+    return {"problem": name, "seed": seed, "seconds": round(result.seconds, 3), **counts, **said}
+
+
+def machine() -> dict[str, object]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((text.partition(":")[2].strip() for text in lines if text.startswith("model name")), "")
+    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
+
+
 def line(name: str, seed: int, result: Result) -> str:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_mib()
     rates = f"{result.lanes / result.seconds / 1e6:7.2f} M thread, {result.warps / result.seconds / 1e3:7.1f} k warp"
     end = result.skipped or result.stopped or f"{len(result.findings)} findings"
     return f"{name:28} seed {seed}  {result.seconds:7.3f} s  {rates} instructions/s  {peak:6.0f} MiB  {end}\n"
@@ -64,8 +85,9 @@ def main() -> None:
     parser.add_argument("--dims", nargs="+", default=["nano", "k3-tp8"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--record", type=Path, help="JSON file to write")
     chosen = parser.parse_args()
-    op = REGISTRY.get(OP)
+    op, rows = REGISTRY.get(OP), []
     problems = [op.problem(dims, tokens, "sm_90a") for dims in chosen.dims for tokens in chosen.tokens]
     with tempfile.TemporaryDirectory() as cache, CompileGate(op, Path(cache)) as gate:
         report = gate.run(Candidate(OP, source(), Origin("file")), problems)
@@ -76,6 +98,11 @@ def main() -> None:
             for seed in chosen.seeds:
                 result = run(artefact.ptx.read_text(), artefact.record.launches, given, seed)
                 sys.stdout.write(line(problem.key, seed, result))
+                rows.append(row(problem.key, seed, result))
+    if chosen.record:
+        candidate = Candidate(OP, source(), Origin("file")).id
+        body = {"op": OP, "candidate": candidate, "machine": machine(), "runs": rows}
+        chosen.record.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
