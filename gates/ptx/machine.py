@@ -1,20 +1,15 @@
 """The loop that runs a wave: picks lanes, executes their steps, and says why nothing can go on."""
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kgen.gates.ptx.barriers import ClusterBarrier, CtaBarriers
-from kgen.gates.ptx.budget import Before, Run
 from kgen.gates.ptx.findings import Kind
-from kgen.gates.ptx.geometry import Geometry
-from kgen.gates.ptx.matrix.tma import TensorMap
 from kgen.gates.ptx.mbarrier import Mbarriers
-from kgen.gates.ptx.shadow import Region
-from kgen.gates.ptx.state import Machine, Plan
+from kgen.gates.ptx.state import Machine
 from kgen.gates.ptx.wave import Group
 
 Array = npt.NDArray[Any]
@@ -22,23 +17,10 @@ IDLE_TURNS, LOOK_EVERY = 256, 64
 
 
 class Wave(Machine):
-    def __init__(
-        self,
-        run: Run,
-        plan: Plan,
-        geometry: Geometry,
-        ctas: Array,
-        params: bytes,
-        regions: dict[str, Region],
-        before: Before,
-        maps: Mapping[int, TensorMap],
-    ) -> None:
-        super().__init__(run, plan, geometry, ctas, params, regions, before, maps)
-        self._cta, self._cluster, self._mbarriers = CtaBarriers(self), ClusterBarrier(self), Mbarriers(self)
-        self.barriers, self.cluster, self.mbarriers = self._cta, self._cluster, self._mbarriers
-
     def start(self) -> bool:
         """Runs the wave to its end. False after a deadlock."""
+        self._cta, self._cluster, self._mbarriers = CtaBarriers(self), ClusterBarrier(self), Mbarriers(self)
+        self.barriers, self.cluster, self.mbarriers = self._cta, self._cluster, self._mbarriers
         self.ready.add(0, self.lanes.exists)
         idle, seen, mark = 0, self.mutations, b""
         while self.lanes.alive:
