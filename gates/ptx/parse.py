@@ -4,6 +4,7 @@ Names in the scopes of inline assembly (`{ .reg .pred P1; L: ... }`) are made un
 list of instructions. Not covered: `.func` (a call is an instruction that nothing knows), sections of debug data.
 """
 
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -48,8 +49,12 @@ class _Body:
     scopes: int = 0
 
 
+@functools.lru_cache(maxsize=4)
 def parse(text: str) -> Module:
-    """Raises PtxError (one line, with the PTX line) for text that is no PTX or that is too large."""
+    """Raises PtxError (one line, with the PTX line) for text that is no PTX or that is too large.
+
+    The last few modules are kept: a gate calls the kernels of one text many times.
+    """
     return _Parser(tokens(text)).module()
 
 
