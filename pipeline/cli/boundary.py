@@ -76,7 +76,10 @@ def run(app: typer.Typer, argv: Sequence[str]) -> int:
     """Run a command line; returns the exit code. Never lets an exception through."""
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy: kgen needs none
     output.as_json, output.emitted = "--json" in argv, False
+    output.tolerate()
     _signalled.clear()
+    if unreadable := next((text for text in (*argv, *_places()) if not _is_text(text)), ""):
+        return complain(f"{unreadable!r} is not UTF-8 and cannot be recorded: give that path another name", USAGE)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _stopped)
@@ -98,7 +101,19 @@ def run(app: typer.Typer, argv: Sequence[str]) -> int:
         return complain(_line(error), exit_code(error), error)
 
 
+def _places() -> list[str]:
+    return [os.environ.get(name, "") for name in ("KGEN_RUNS", "KGEN_SET", "KGEN_CACHE")]
+
+
+def _is_text(argument: str) -> bool:
+    """Whether records can hold it: bytes of the command line that are not UTF-8 arrive as lone surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in argument)
+
+
 def _interrupted() -> int:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # an impatient second one finds nothing left to stop
+            signal.signal(number, signal.SIG_IGN)
     return complain("interrupted; what was finished is kept: kgen resume latest", INTERRUPTED)
 
 

@@ -1,5 +1,6 @@
 """stdout for data, stderr for people. With --json, stdout holds exactly one JSON document and nothing else."""
 
+import io
 import json
 import logging
 import sys
@@ -12,6 +13,13 @@ as_json = False  # whether the command line says --json; set once, by the bounda
 emitted = False
 
 
+def tolerate() -> None:
+    """What stdout or stderr cannot encode (locale C, a pipe in latin-1) is written as an escape and stops nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def say(text: str) -> None:
     """A line for people, on stderr."""
     print(text, file=sys.stderr, flush=True)
@@ -21,7 +29,8 @@ def emit(document: Any) -> None:
     """The one JSON document, on stdout."""
     global emitted
     emitted = True
-    print(json.dumps(to_json(document), indent=1, sort_keys=True, ensure_ascii=False))
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"  # then JSON's own escapes are the safe ones
+    print(json.dumps(to_json(document), indent=1, sort_keys=True, ensure_ascii=plain))
 
 
 def data(text: str) -> None:

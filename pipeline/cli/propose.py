@@ -199,10 +199,15 @@ def conclude(run: "Run", op: "Op", where: str = "") -> "Document":
     """Write the report; show the summary table, its path and the next command, with `where` as `places` gives it."""
     from kgen.report import markdown, read
     from kgen.report.background import label
+    from kgen.store import StoreError
 
     document = read(run, op)
     path = run.path / "report.md"
-    run.durable.write(path, markdown(document).encode("utf-8"))
+    said = str(path)
+    try:
+        run.durable.write(path, markdown(document).encode("utf-8"))
+    except StoreError as error:  # the run is what it is, also where it can only be read
+        said = f"not written: {error}"
     rows = []
     for e in sorted(document.entries, key=lambda e: (not e.rank, e.rank, e.number)):
         cost = f"{e.ranked.us:.2f}" if e.ranked else ""
@@ -211,6 +216,6 @@ def conclude(run: "Run", op: "Op", where: str = "") -> "Document":
     measured = any(e.ranked and e.ranked.measured for e in document.entries)
     head = ["#", "candidate", "made by", "µs" if measured else "cost µs", "state", "gates"]
     output.show_table(f"{op.name}: {document.outcome}", head, rows, right=(0, 3))
-    output.data(f"report: {path}")
+    output.data(f"report: {said}")
     output.data(f"next:   {document.next_command}{where}")
     return document

@@ -1,10 +1,15 @@
-"""What a round did, as a file: <run>/rounds/0001.json. With the candidate folders it is all that a resume needs."""
+"""What a round did, as a file: <run>/rounds/0001.json. With the candidate folders it is all that a resume needs.
+
+<run>/rounds/0001-failed.json says what it cost that a proposer had no answer, and why; the run goes on without it.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kgen.proposers.base import ProposerFailure, Usage
+from kgen.records import to_json
 from kgen.store.documents import json_bytes, read_record
 from kgen.store.runs import Run
 
@@ -42,6 +47,27 @@ class Round:
     @property
     def cost_usd(self) -> float:
         return float(self.usage.get("cost_usd") or 0.0)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """How often the proposer failed in a round, its last words, and what the failures cost together."""
+
+    SCHEMA: ClassVar[str] = "kgen.round-failed/1"
+    number: int
+    times: int
+    message: str
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_failed(run: Run, number: int, failure: ProposerFailure) -> Failed:
+    """Add a failure to those of the round. Call with the run's lock held. Raises StoreError, IntegrityError."""
+    path = run.path / FOLDER / f"{number:04d}-failed.json"
+    before = read_record(Failed, path) if path.exists() else Failed(number, 0, "")
+    usage = failure.usage + Usage(**before.usage)
+    entry = Failed(number, before.times + 1, str(failure), to_json(usage.__dict__))
+    run.durable.write(path, json_bytes(entry))
+    return entry
 
 
 def write_round(run: Run, entry: Round) -> Round:

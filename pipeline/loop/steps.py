@@ -15,10 +15,18 @@ from kgen.loop.building import full_tier, quick_result, quick_tier
 from kgen.loop.intake import judge
 from kgen.loop.proving import prove, settle
 from kgen.loop.ranking import ordered
-from kgen.loop.rounds import Round, read_rounds, write_round
+from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
 from kgen.loop.work import Work
 from kgen.promotion.gather import EVIDENCE
-from kgen.proposers.base import Budget, BudgetError, Proposal, ProposalRequest, ProposerExhausted, Usage
+from kgen.proposers.base import (
+    Budget,
+    BudgetError,
+    Proposal,
+    ProposalRequest,
+    ProposerExhausted,
+    ProposerFailure,
+    Usage,
+)
 from kgen.proposers.transcript import Transcript
 from kgen.records import Candidate, PerfPoint, SignedEvidence, Status, Verdict, to_json
 from kgen.store.candidates import CandidateFolder
@@ -57,11 +65,18 @@ class Steps:
             proposal = work.proposer.propose(self._request())
         except (ProposerExhausted, BudgetError) as ended:
             proposal = Proposal((), ended.usage or Usage(), note=str(ended))
+        except ProposerFailure as failure:
+            write_failed(work.run, number, failure)
+            raise
         if not proposal.candidates and proposal.pending:
             raise Waiting(proposal.pending)
-        folders = [work.run.add(candidate) for candidate in proposal.candidates[: work.settings.candidates]]
-        names = tuple(dict.fromkeys(f.path.name for f in folders if f.interrupted))
+        candidates = proposal.candidates[: work.settings.candidates]
+        folders = {candidate.id: work.run.add(candidate) for candidate in candidates}
+        confused = [c for c, f in folders.items() if f.candidate().id != c]  # a folder is called by 48 bits of an id
+        names = tuple(dict.fromkeys(f.path.name for c, f in folders.items() if f.interrupted and c not in confused))
         note = proposal.note or ("" if names else "every proposed candidate has been judged before")
+        if confused:
+            note = f"{confused[0]} is not taken: another candidate of this run has its short id; change its text"
         work.step(f"{len(names)} new candidates{f' ({note})' if note else ''}")
         return write_round(work.run, Round(number, names, note, to_json(proposal.usage.__dict__)))
 

@@ -114,8 +114,10 @@ def main() -> None:
         if pid == 0:
             try:
                 become(request)
-            finally:
+            except SystemExit as ended:  # taking everything down takes seconds, and shows nothing
                 sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(int(ended.code or 0))
         print(json.dumps({"pid": pid}), flush=True)
         print(json.dumps({"status": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}), flush=True)
 

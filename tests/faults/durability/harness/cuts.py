@@ -1,0 +1,127 @@
+"""The power is cut at every moment of a job, and after it: each disk that may be left is looked at, and gone on from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exploits.harness.off import Off
+from faults.durability.harness.desk import SEED, Desk
+from faults.durability.harness.jobs import RUNS, SET
+from faults.durability.harness.layer import KILL, Order, Stage
+from faults.durability.harness.power import Disk, Image, lines, loaded, made
+from faults.durability.harness.state import State, differing, state
+from faults.durability.harness.sweeps import unlike
+
+from kgen.store import IntegrityError, Runs
+
+Look = Callable[[Path, list[str]], str]  # what is wrong with a disk, given what had been told
+SAMPLE = 40  # disks of one case, where not all are looked at
+GOES_ON = 7  # every so many disks the job is done again
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`job` on a set that holds `given`. `killed`: an earlier process was killed there, at each of its points.
+
+    What the job had told must be there after the cut. The rest is as before or as after.
+    """
+
+    job: str
+    args: dict[str, Any] = field(default_factory=dict, hash=False)
+    given: tuple[str, ...] = ()
+    killed: bool = False
+    once: bool = False
+
+    def seen(self, desk: Desk, off: Off) -> str:
+        stage = desk.stage(off)
+        whole = desk.copy(desk.template(*self.given))
+        before = state(whole)
+        total = stage.run(Order(self.job, whole, self.args)).count
+        ends = before, state(whole)
+        name = f"{self.job} {self.given} power"
+        starts = desk.points(f"{name}, after a kill", total, 5) if self.killed else [None]
+        for start in starts:
+            if breach := self._one(desk, stage, start, ends, name):
+                return breach + (f" (after a kill at {start})" if self.killed else "")
+        return "whole"
+
+    def _one(self, desk: Desk, stage: Stage, start: int | None, ends: tuple[State, State], name: str) -> str:
+        root = desk.copy(desk.template(*self.given))
+        disk, log = Disk(str(root), loaded(root)), root.parent / "log"
+        if start is not None:
+            stage.run(Order(self.job, root, self.args, how=KILL, at=start, log=str(log)))
+        first = len(list(lines(log))) if start is not None else 0
+        got = stage.run(Order(self.job, root, self.args, log=str(log)))
+        assert got.code == 0 and got.status == 0, got
+        disks = dict.fromkeys(self._disks(disk, log, first, name))
+        chosen = list(disks)
+        if not desk.every and len(chosen) > SAMPLE:
+            chosen = chosen[:: -(-len(chosen) // SAMPLE)] + chosen[-6:]
+        desk.tried[name] += len(chosen)
+        for number, (told, image) in enumerate(chosen):
+            again = (desk.every and number % GOES_ON == 0) or number % (3 * GOES_ON) == 0
+            if breach := self._look(desk, stage, dict(image), list(told), ends, again):
+                return f"{breach}; told: {told[-1:]}"
+        return ""
+
+    def _disks(self, disk: Disk, log: Path, first: int, name: str) -> "list[tuple[tuple[str, ...], tuple[Any, ...]]]":
+        """Every disk that may be left, with what had been told by then; of two alike the one that was told more."""
+        found: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        told: tuple[str, ...] = ()
+        for number, (kind, path, other, offset, data) in enumerate(lines(log)):
+            if kind == "note":
+                told = (*told, path)
+            else:
+                disk.apply(kind, path, other, offset, data)
+            if number >= first:
+                for image in disk.images(f"{SEED} {name} {number}"):
+                    found[tuple(sorted(image.items()))] = told
+        return [(told, image) for image, told in found.items()]
+
+    def _look(
+        self, desk: Desk, stage: Stage, image: Image, told: list[str], ends: tuple[State, State], again: bool
+    ) -> str:
+        root = desk.fresh()
+        made(image, root)
+        breach = unlike(root, ends) if self.job != "fill run" else run_lost(root, told)
+        now = state(root)
+        if not breach and self.job != "fill run" and told and now.get(f"{SET}/manifest.json") != ends[1].get(f"{SET}/manifest.json"):
+            breach = "lost: what had been told is not there"
+        if not breach and again and not (self.once and now.get(f"{SET}/manifest.json") == ends[1].get(f"{SET}/manifest.json")):
+            got = stage.run(Order(self.job, root, self.args))
+            if got.code or got.status:
+                breach = f"stuck: {got.line or got.status}"
+            elif state(root) != ends[1]:
+                breach = f"other end: {differing(state(root), ends[1])}"
+        if not breach:
+            desk.drop(root)
+        return breach
+
+
+def run_lost(root: Path, told: list[str]) -> str:
+    """What of a run that had been told is not there, or is not whole."""
+    facts: dict[str, list[str]] = {}
+    for kind, *rest in map(str.split, told):
+        facts.setdefault(kind, []).append(rest[0] if rest else "")
+    try:
+        runs = {run.id: run for run in Runs(root / RUNS).list()}
+        for run in runs.values():
+            run.key()
+            for folder in run.folders():
+                folder.candidate(), folder.result("compile"), folder.verdict()
+        if lost := [i for i in facts.get("run", []) if i not in runs]:
+            return f"lost: run {lost[0]}"
+        folders = {f.path.name: f for run in runs.values() for f in run.folders()}
+        for kind, has in (
+            ("candidate", lambda f: True),
+            ("result", lambda f: f.result("compile") is not None),
+            ("verdict", lambda f: f.verdict() is not None),
+        ):
+            if lost := [n for n in facts.get(kind, []) if n not in folders or not has(folders[n])]:
+                return f"lost: {kind} of {lost[0]}"
+        if "finished" in facts and not all(run.info.finished for run in runs.values()):
+            return "lost: the end of the run"
+    except IntegrityError as error:
+        return f"damaged: {error}"
+    return ""

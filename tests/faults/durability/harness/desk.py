@@ -1,0 +1,74 @@
+"""What the cases share: a folder in memory, the stages, sets to start from, and how many points are tried."""
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exploits.harness.off import Off
+from faults.durability.harness.jobs import SET, case
+from faults.durability.harness.layer import PLAIN, Stage
+from support.sets import fill
+
+MEMORY = Path("/dev/shm")
+SEED = 20261130
+SAMPLE = 9  # points of a sweep, where not all are tried
+
+
+@dataclass
+class Desk:
+    """`every`: all points of every sweep, not a sample. `tried` counts the points by the name of the sweep."""
+
+    every: bool = False
+    tried: Counter[str] = field(default_factory=Counter)
+    _stages: dict[tuple[Off, tuple[str, ...]], Stage] = field(default_factory=dict)
+    _templates: dict[tuple[str, ...], Path] = field(default_factory=dict)
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        here = MEMORY if MEMORY.is_dir() else None
+        self.folder = Path(tempfile.mkdtemp(prefix="kgen-faults-", dir=here)).resolve()
+
+    def stage(self, off: Off, jobs: tuple[str, ...] = PLAIN) -> Stage:
+        if (off, jobs) not in self._stages:
+            self._stages[off, jobs] = Stage(off, jobs)
+        return self._stages[off, jobs]
+
+    def fresh(self) -> Path:
+        """A new empty folder, in a folder of its own."""
+        self._number += 1
+        made = self.folder / str(self._number) / "root"
+        made.mkdir(parents=True)
+        return made
+
+    def template(self, *texts: str) -> Path:
+        """A folder with a set in which these kernels were promoted, one after the other; not to be changed."""
+        if texts not in self._templates:
+            self._templates[texts] = self.fresh()
+            if texts:
+                fill(self._templates[texts] / SET, *map(case, texts))
+        return self._templates[texts]
+
+    def copy(self, template: Path) -> Path:
+        made = self.fresh()
+        shutil.copytree(template, made, symlinks=True, dirs_exist_ok=True)
+        return made
+
+    def drop(self, root: Path) -> None:
+        shutil.rmtree(root.parent)
+
+    def points(self, name: str, total: int, sample: int = SAMPLE) -> list[int]:
+        """Which of the points 0 .. total - 1 are tried: all, or some of them with both ends."""
+        chosen = list(range(total))
+        if not self.every and total > sample:
+            inner = random.Random(f"{SEED} {name}").sample(range(1, total - 1), sample - 2)
+            chosen = [0, *sorted(inner), total - 1]
+        self.tried[name] += len(chosen)
+        return chosen
+
+    def close(self) -> None:
+        for stage in self._stages.values():
+            stage.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
