@@ -7,13 +7,10 @@ from typing import Any
 
 from exploits.harness.off import Off
 from faults.durability.harness.desk import SEED, Desk
-from faults.durability.harness.jobs import RUNS, SET
+from faults.durability.harness.jobs import SET
 from faults.durability.harness.layer import KILL, Order, Stage
 from faults.durability.harness.power import Disk, Image, lines, loaded, made
-from faults.durability.harness.state import State, differing, state
-from faults.durability.harness.sweeps import unlike
-
-from kgen.store import IntegrityError, Runs
+from faults.durability.harness.state import State, differing, run_lost, state, unlike
 
 Look = Callable[[Path, list[str]], str]  # what is wrong with a disk, given what had been told
 SAMPLE = 40  # disks of one case, where not all are looked at
@@ -98,30 +95,3 @@ class Cut:
             desk.drop(root)
         return breach
 
-
-def run_lost(root: Path, told: list[str]) -> str:
-    """What of a run that had been told is not there, or is not whole."""
-    facts: dict[str, list[str]] = {}
-    for kind, *rest in map(str.split, told):
-        facts.setdefault(kind, []).append(rest[0] if rest else "")
-    try:
-        runs = {run.id: run for run in Runs(root / RUNS).list()}
-        for run in runs.values():
-            run.key()
-            for folder in run.folders():
-                folder.candidate(), folder.result("compile"), folder.verdict()
-        if lost := [i for i in facts.get("run", []) if i not in runs]:
-            return f"lost: run {lost[0]}"
-        folders = {f.path.name: f for run in runs.values() for f in run.folders()}
-        for kind, has in (
-            ("candidate", lambda f: True),
-            ("result", lambda f: f.result("compile") is not None),
-            ("verdict", lambda f: f.verdict() is not None),
-        ):
-            if lost := [n for n in facts.get(kind, []) if n not in folders or not has(folders[n])]:
-                return f"lost: {kind} of {lost[0]}"
-        if "finished" in facts and not all(run.info.finished for run in runs.values()):
-            return "lost: the end of the run"
-    except IntegrityError as error:
-        return f"damaged: {error}"
-    return ""

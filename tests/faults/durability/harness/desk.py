@@ -14,7 +14,7 @@ from support.sets import fill
 
 MEMORY = Path("/dev/shm")
 SEED = 20261130
-SAMPLE = 9  # points of a sweep, where not all are tried
+SAMPLE = 12  # points of a sweep, where not all are tried
 
 
 @dataclass

@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WATCH, KILL, TORN, ONCE, ON, SHORT };
+enum { WATCH, KILL, TORN, ONCE, ON, SHORT, HALF };
 
 static char root[4096];
 static size_t root_length;
@@ -91,7 +91,8 @@ static int point(const char *kind, const char *path) {
         if (mode == TORN && writing) return 3;
         syscall(SYS_kill, getpid(), SIGKILL);
     }
-    if (mode == SHORT && reached && writing) return 2;
+    if ((mode == SHORT || mode == HALF) && reached && writing) return 2;
+    if (mode == HALF) return 0;
     if (mode == ONCE && !reached) return 0;
     int removes = !strcmp(kind, "unlink") || !strcmp(kind, "rmdir");
     int syncs = !strcmp(kind, "sync") || !strcmp(kind, "close");

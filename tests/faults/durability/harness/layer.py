@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from exploits.harness.off import NOTHING, Off
 
-WATCH, KILL, TORN, ONCE, ON, SHORT = range(6)  # as in layer.c
+WATCH, KILL, TORN, ONCE, ON, SHORT, HALF = range(7)  # as in layer.c
 PLAIN = ("faults.durability.harness.jobs",)
 WHOLE = (*PLAIN, "faults.durability.harness.commands")  # with torch and the loop: seconds to start
 SECONDS = 120.0

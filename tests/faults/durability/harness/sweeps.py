@@ -5,19 +5,18 @@ The points are those that the file layer counts in an undisturbed run of the job
 
 import errno
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from exploits.harness.off import Off
 from faults.durability.harness.desk import Desk
-from faults.durability.harness.jobs import RUNS, SET
-from faults.durability.harness.layer import KILL, ON, ONCE, SHORT, TORN, Order, Outcome, Stage
-from faults.durability.harness.state import State, damage, differing, orphans, state
+from faults.durability.harness.layer import HALF, KILL, ON, ONCE, SHORT, TORN, Order, Outcome, Stage
+from faults.durability.harness.state import State, differing, orphans, state, unlike
 
 KILLS = ((KILL, 0), (TORN, 0))
 FULL = ((ON, errno.ENOSPC), (SHORT, errno.ENOSPC), (ON, errno.EDQUOT))
 BROKEN = ((ONCE, errno.EIO), (ON, errno.EIO), (ONCE, errno.ENOSPC))
 SHUT = ((ON, errno.EROFS), (ONCE, errno.EACCES))
+PARTIAL = ((HALF, 0),)  # a write that takes half, as a write may
 REMOTE = ((ONCE, errno.ESTALE), (ONCE, errno.ETIMEDOUT))  # a server that is gone or slow
 
 Ways = tuple[tuple[int, int], ...]
@@ -43,13 +42,13 @@ class Sweep:
         ends = state(whole), (total := stage.run(Order(self.job, whole, self.args)).count) and state(whole)
         desk.drop(whole)
         assert total > 5, "the layer saw nothing"
-        for how, number in self.ways:
-            for at in desk.points(f"{self.job} {self.given} {how} {number}", total):
-                root = desk.copy(template)
-                order = Order(self.job, root, self.args, how=how, at=at, errno=number)
-                if breach := self._breach(stage, order, stage.run(order), ends):
-                    return f"{breach} (point {at} of {total}, way {how}, errno {number})"
-                desk.drop(root)
+        for point in desk.points(f"{self.job} {self.given} {self.ways}", total * len(self.ways)):
+            (how, number), at = self.ways[point % len(self.ways)], point // len(self.ways)
+            root = desk.copy(template)
+            order = Order(self.job, root, self.args, how=how, at=at, errno=number)
+            if breach := self._breach(stage, order, stage.run(order), ends):
+                return f"{breach} (point {at} of {total}, way {how}, errno {number})"
+            desk.drop(root)
         return "whole"
 
     def _breach(self, stage: Stage, order: Order, got: Outcome, ends: tuple[State, State]) -> str:
@@ -84,18 +83,3 @@ def complaint(order: Order, got: Outcome) -> str:
     if order.errno not in (errno.EROFS, errno.EIO) and orphans(order.root):
         return f"litter: {orphans(order.root)[0]}"
     return ""
-
-
-def unlike(root: Path, ends: tuple[State, State]) -> str:
-    """Why the folder is neither as before nor as after. Parts that no manifest names yet may lie in it."""
-    if breach := damage(root / SET):
-        return f"damaged: {breach}"
-    name = f"{SET}/manifest.json"
-    now = state(root)
-    if now.get(name) not in [end.get(name) for end in ends]:
-        return "neither before nor after"
-    for end in ends:
-        if now.get(name) == end.get(name) and not all(now.get(k) == v for k, v in end.items() if k[:4] != RUNS):
-            return f"lost: {differing(now, end)}"
-    return ""
-
