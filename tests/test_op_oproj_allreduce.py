@@ -163,7 +163,7 @@ def imitated(values: Values, summed: Sum, round_own: bool = True, round_o: bool 
     own = nearest(own) if round_own else own
     o = summed([own if r == values["rank"] else part for r, part in enumerate(values["peers"])])
     p = nearest(values["prefix"].float() + (nearest(o) if round_o else o))
-    out = mixed(p, values, nearest).to(torch.bfloat16)
+    out = mixed(p, values).to(torch.bfloat16)
     return {"out": out, "prefix": p.to(torch.bfloat16), "blocks": values["blocks"].clone()}
 
 

@@ -11,6 +11,7 @@ Not here: approximate device arithmetic, backend-specific shuffles of packed wei
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -21,7 +22,8 @@ E8M0_TOP = 254  # the largest byte that is a number: 2^127
 NAN_STEPS = 255  # `code_steps` of a NaN and a number: more than the 252 between -448 and 448
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code 0..7; codes 8..15 are the same, negative (8 is -0)
 
-_CHUNK = 1 << 17  # MX blocks at a time: bounds the temporaries of packing and unpacking to some 100 MB
+_CHUNK = 1 << 17  # MX blocks at a time: bounds the temporaries of packing and unpacking to some 100 MB; on a GPU,
+_CHUNK_CUDA = 1 << 20  # where a launch costs more than memory, to 1 GB
 _EXPONENTS = {torch.float64: (torch.int64, 0x7FF << 52), torch.float32: (torch.int32, 0xFF << 23)}
 
 
@@ -191,8 +193,17 @@ def mxfp8_round(x: torch.Tensor, rule: ScaleRule) -> torch.Tensor:
     return mxfp8_dequantise(*mxfp8_quantise(x, rule), x.dtype)
 
 
-def _chunks(blocks: int) -> Iterator[slice]:
-    return (slice(start, start + _CHUNK) for start in range(0, blocks, _CHUNK))
+def _chunks(rows: torch.Tensor) -> Iterator[slice]:
+    size = _CHUNK_CUDA if rows.is_cuda else _CHUNK
+    return (slice(start, start + size) for start in range(0, rows.shape[0], size))
+
+
+@cache
+def _pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256, 2]: the two e2m1 values of each byte, the low nibble's first. Made once: a copy to a GPU waits for it."""
+    values = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], dtype=dtype)
+    byte = torch.arange(256)
+    return torch.stack((values[byte & 15], values[byte >> 4]), dim=-1).to(device)
 
 
 def mxfp4_unpack(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -205,12 +216,10 @@ def mxfp4_unpack(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype)
     _need_target(dtype, "MXFP4 bytes")
     _need_blocks(packed, "MXFP4 bytes", MX_BLOCK // 2)
     _need_scales(scales, packed, "MXFP4 bytes", MX_BLOCK // 2)
-    values = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], dtype=dtype, device=packed.device)
-    byte = torch.arange(256, device=packed.device)
-    pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=-1)
+    pairs = _pairs(dtype, packed.device)
     rows, row_scales = packed.reshape(-1, MX_BLOCK // 2), scales.reshape(-1, 1)
     out = torch.empty((rows.shape[0], MX_BLOCK), dtype=dtype, device=packed.device)
-    for part in _chunks(rows.shape[0]):
+    for part in _chunks(rows):
         elements = pairs.index_select(0, rows[part].reshape(-1).int()).view(-1, MX_BLOCK)
         torch.mul(elements, decode_e8m0(row_scales[part], dtype), out=out[part])
     return out.view(*packed.shape[:-1], 2 * packed.shape[-1])
@@ -229,7 +238,7 @@ def mxfp4_pack(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = x.reshape(-1, MX_BLOCK)
     packed = torch.empty((rows.shape[0], MX_BLOCK // 2), dtype=torch.uint8, device=x.device)
     scales = torch.empty((rows.shape[0], 1), dtype=torch.uint8, device=x.device)
-    for part in _chunks(rows.shape[0]):
+    for part in _chunks(rows):
         amax = rows[part].abs().amax(-1, keepdim=True)
         if not bool(torch.isfinite(amax).all()):
             raise ValueError(f"mxfp4_pack's input {list(x.shape)} holds inf or NaN, which MXFP4 cannot hold")

@@ -28,7 +28,6 @@ from kgen.ops.attn_res_math import (
     NB,
     SWEPT_DEPTHS,
     VECTORS,
-    Rounding,
     depth,
     draw,
     mixed,
@@ -44,12 +43,12 @@ from kgen.records import Problem
 WITH_DELTA = ("delta", "final")
 
 
-def _evaluate(values: Values, variant: str, r: Rounding, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and p in `dtype`."""
-    p = tensor(values, "prefix").to(dtype)
+def _evaluate(values: Values, variant: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and p in bf16, as an engine without a fused kernel computes them."""
+    p = tensor(values, "prefix")
     if variant in WITH_DELTA:
-        p = r(p + tensor(values, "delta").to(dtype))
-    return mixed(p, values, r, round_mix=variant == "final"), p
+        p = p + tensor(values, "delta")
+    return mixed(p.float(), values, nearest if variant == "final" else unrounded).to(torch.bfloat16), p
 
 
 def _results(values: Values, problem: Problem, out: torch.Tensor, p: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -126,16 +125,18 @@ class AttnRes(Op):
         evaluate: Callable[..., Any] = compile(_evaluate, dynamic=False) if compile else _evaluate
 
         def run(values: Values) -> dict[str, torch.Tensor]:
-            out, p = evaluate(values, variant, nearest, torch.float32)
-            got = _results(values, problem, out.to(torch.bfloat16), p.to(torch.bfloat16))
+            got = _results(values, problem, *evaluate(values, variant))
             # an engine keeps blocks in place: a timed call does not pay for a copy, others may write into what they get
             return got if compile else {**got, "blocks": got["blocks"].clone()}
 
         return run
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
-        r = nearest if rounded else unrounded
-        return _results(values, problem, *_evaluate(values, problem.axes["variant"], r, torch.float64))
+        r, variant = nearest if rounded else unrounded, problem.axes["variant"]
+        p = tensor(values, "prefix").double()
+        if variant in WITH_DELTA:
+            p = r(p + tensor(values, "delta").double())
+        return _results(values, problem, r(mixed(p, values, r if variant == "final" else unrounded)), p)
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
         """Block slots that the call does not write stay byte for byte what they were."""

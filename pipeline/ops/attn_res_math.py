@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 
 from kgen.contract.families import normal, rows
 from kgen.contract.op import Family, Values
@@ -61,17 +62,15 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.contiguous().view(torch.int16) == b.contiguous().view(torch.int16)
 
 
-def mixed(p: torch.Tensor, values: Values, r: Rounding, round_mix: bool = False) -> torch.Tensor:
-    """out [tokens, hidden] in the dtype of p [tokens, hidden]; slots from nb on are not read."""
-    w_norm, w_query, w_out = (tensor(values, spec.name).to(p.dtype) for spec in VECTORS)
+def mixed(p: torch.Tensor, values: Values, round_mix: Rounding = unrounded) -> torch.Tensor:
+    """out [tokens, hidden] before its rounding, in the dtype of p [tokens, hidden]; slots from nb on are not read."""
+    w_norm, w_query, w_out = (tensor(values, spec.name) for spec in VECTORS)
     finished = tensor(values, "blocks")[:, : int(values["nb"])].to(p.dtype)
     sources = torch.cat([finished, p[:, None]], dim=1)
-    scale = torch.rsqrt(sources.square().mean(-1) + float(values["eps"]))
-    logits = (sources * (w_norm * w_query)).sum(-1) * scale
-    mix = (torch.softmax(logits, dim=1)[..., None] * sources).sum(1)
-    if round_mix:
-        mix = r(mix)
-    return r(mix * torch.rsqrt(mix.square().mean(-1, keepdim=True) + float(values["eps_out"])) * w_out)
+    weight = w_norm * w_query.to(p.dtype)
+    logits = F.rms_norm(sources, weight.shape, weight, float(values["eps"])).sum(-1)
+    mix = round_mix((torch.softmax(logits, dim=1)[..., None] * sources).sum(1))
+    return F.rms_norm(mix, w_out.shape, w_out.to(p.dtype), float(values["eps_out"]))
 
 
 def draw(size: Mapping[str, int], family: str, gen: torch.Generator) -> dict[str, torch.Tensor]:

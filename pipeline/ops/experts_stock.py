@@ -84,8 +84,9 @@ def _matmul(x: torch.Tensor, w: torch.Tensor, wide: bool) -> torch.Tensor:
 
 def _weighted(rows: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """bf16 [tokens, top_k, latent] -> bf16 [tokens, latent]: float32 in slot order, slots without an expert skipped."""
-    total = torch.zeros_like(rows[:, 0], dtype=torch.float32)
-    for j in range(rows.shape[1]):
-        live = (ids[:, j] >= 0).unsqueeze(1)
-        total = torch.where(live, torch.addcmul(total, rows[:, j].float(), w[:, j : j + 1].float()), total)
+    live, factors = (ids >= 0).unsqueeze(-1), w.float().unsqueeze(-1)
+    named = torch.where(live, rows.float(), 0.0)  # times 0: the sum stays what it was
+    total = torch.zeros_like(named[:, 0])
+    for row, factor in zip(named.unbind(1), torch.where(live, factors, 0.0).unbind(1), strict=True):
+        total = torch.addcmul(total, row, factor)
     return total.to(torch.bfloat16)

@@ -57,6 +57,8 @@ def _requests(values: Values, q: int) -> tuple[torch.Tensor, torch.Tensor, torch
 
 def _taps(windows: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     """The TAPS entries of each window [requests, 3d, q + 2] from its `start` on."""
+    if windows.shape[-1] == TAPS:
+        return windows  # one token a request: there is nothing to choose
     at = start[:, None] + torch.arange(TAPS, device=start.device)
     return windows.gather(-1, at[:, None].expand(-1, windows.shape[1], -1))
 
@@ -175,18 +177,22 @@ class KdaCore(Op):
         return run
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
+        """Padding writes slot 0 back as it was: nothing waits for the device to learn which rows are padding."""
         rows, slots, start, live = _requests(values, int(problem.axes["q"]))
-        p, at, n = rows[live].double(), slots[live], start[live]
+        p, at = rows.double(), slots[:, 0]
         conv, state = tensor(values, "conv").double(), tensor(values, "s").double()
         weights, constants = weights_of(values, torch.float64), constants_of(values)
-        y = rows.new_zeros((*rows.shape[:2], weights.width), dtype=torch.float64)
-        if at.numel():
-            first = state[at.gather(1, n[:, None])[:, 0]]
-            rg = kda_math.gate_rows(p, weights, rounded)
-            out, history, states = kda_math.advance(p, rg, _taps(conv[at[:, 0]], n), first, weights, constants)
-            y[live] = round_bf16(out) if rounded else out
-            conv[at[:, 0]], state[at] = history[..., 1:], states
-        return {"y": y.flatten(0, 1), "conv": conv, "s": state}
+        first = state[slots.gather(1, start[:, None])[:, 0]]
+        rg = kda_math.gate_rows(p, weights, rounded)
+        out, history, states = kda_math.advance(p, rg, _taps(conv[at], start), first, weights, constants)
+        y = torch.where(live[:, None, None], round_bf16(out) if rounded else out, 0.0)
+        window = torch.where(live[:, None, None], history[..., 1:], conv[:1])
+        states = torch.where(live[:, None, None, None, None], states, state[:1])
+        return {
+            "y": y.flatten(0, 1),
+            "conv": conv.index_copy(0, at, window),
+            "s": state.index_copy(0, slots.flatten(), states.flatten(0, 1)),
+        }
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
         """y of a padding row is exactly 0. Slots of conv and S that no request of the call owns stay byte for byte."""

@@ -97,7 +97,8 @@ def decay(rg: torch.Tensor, weights: Weights, lower_bound: float) -> torch.Tenso
 
 def unit(x: torch.Tensor, eps: float) -> torch.Tensor:
     """x over the root of its square sum plus eps, along the last dimension; a zero vector stays zero."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+    size = x.shape[-1]
+    return F.rms_norm(x, (size,), eps=eps / size) * size**-0.5
 
 
 def prepare(
@@ -110,11 +111,12 @@ def prepare(
     """
     width, heads, rank = weights.width, weights.heads, weights.f_b.shape[1]
     history = torch.cat([taps, p[..., : 3 * width].mT], dim=-1)
-    q, k, v = _by_head(convolve(history, weights.conv_w), 3, heads).unbind(-3)
+    qkv = _by_head(convolve(history, weights.conv_w), 3, heads)
+    q, k = unit(qkv[..., :2, :, :], constants.eps_qk).unbind(-3)
     tokens = Tokens(
-        q=unit(q, constants.eps_qk) * constants.scale,
-        k=unit(k, constants.eps_qk),
-        v=v,
+        q=q * constants.scale,
+        k=k,
+        v=qkv[..., 2, :, :],
         decay=decay(rg, weights, constants.lower_bound),
         strength=torch.sigmoid(p[..., 4 * width + rank : 4 * width + rank + heads]),
         gate=_by_head(torch.sigmoid(p[..., 3 * width : 4 * width]), heads),
@@ -147,8 +149,7 @@ def recurrence(state: torch.Tensor, tokens: Tokens) -> Iterator[tuple[torch.Tens
 
 def gated_norm(out: torch.Tensor, gate: torch.Tensor, w_onorm: torch.Tensor, eps: float) -> torch.Tensor:
     """y [..., d] of o and gate [..., H, d / H]: RMS norm of each head, times its weights and the gate."""
-    scale = torch.rsqrt(out.square().mean(-1, keepdim=True) + eps)
-    return (out * scale * w_onorm * gate).flatten(-2)
+    return (F.rms_norm(out, w_onorm.shape, w_onorm, eps) * gate).flatten(-2)
 
 
 def advance(

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 
 from kgen.contract.op import Values
 from kgen.contract.quant import from_e4m3, round_bf16, to_e4m3
@@ -106,7 +107,7 @@ def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """In the dtype of x (float32 or float64), over the last axis."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
+    return F.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)
 
 
 def rows_seen(lengths: torch.Tensor, q: int, shard: int, shards: int) -> torch.Tensor:
@@ -136,7 +137,7 @@ def attend(
     first = 0
     while going := [r for r, length in enumerate(lengths) if length > first * page]:
         last = min(first + max(1, CHUNK_ROWS // (page * len(going))), -(-max(lengths) // page))
-        at = torch.tensor(going, device=query.device)
+        at = torch.tensor(going).to(query.device, non_blocking=True)
         keys = widened(cache[blocks[at, first:last].long()]).flatten(1, 2)
         position = torch.arange(first * page, last * page, device=query.device)
         keys = keys.masked_fill((position >= ends[at, None])[..., None], 0.0)  # what lies past the end may be NaN

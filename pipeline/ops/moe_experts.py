@@ -20,6 +20,7 @@ the weighted sum as an output, the sum over ranks (moe_tail), layouts of a parti
 """
 
 import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -54,7 +55,7 @@ ROUTED = {  # family or scenario -> routing; the others are uniform
 }
 SPREAD = 2.926 * math.sqrt(1.75)  # rms of uniform e2m1 codes, times that of scales spread over 2^-1, 1 and 2
 HIDDEN_RMS = 0.55  # of SiTU(g, u) for unit normal g and u
-AT_ONCE = 16  # experts that the reference unpacks together
+AT_ONCE = 32  # experts that the reference unpacks together
 FAR, NEAR = 96, 20  # exponents that the e8m0 family moves between activations and weights, at most
 
 
@@ -155,11 +156,8 @@ class MoeExperts(Op):
         x = t["lat"].double()
         x = mxfp8_round(x, ScaleRule.ROUND_UP) if rounded and mx else x
         found = torch.zeros((*ids.shape, x.shape[1]), dtype=torch.float64, device=x.device)
-        named = torch.tensor(_distinct(ids), dtype=torch.int64, device=x.device)
-        for start in range(0, named.numel(), AT_ONCE):
-            some = named[start : start + AT_ONCE]
-            expert, token, slot, place = _served(ids, some)
-            rows = x.new_zeros(some.numel(), int(place.max()) + 1, x.shape[1])
+        for some, (expert, token, slot, place), most in _served(ids):
+            rows = x.new_zeros(some.numel(), most, x.shape[1])
             rows[expert, place] = x[token]
             gu = rows @ mxfp4_unpack(t["w13"][some], t["s13"][some], torch.float64).mT
             gate, up = (gu if mx else r(gu)).chunk(2, dim=-1)
@@ -206,11 +204,25 @@ def _distinct(ids: torch.Tensor) -> list[int]:
     return sorted(set(ids.flatten().tolist()) - {-1})
 
 
-def _served(ids: torch.Tensor, some: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of every (token, slot) that names one of `some`: position of the expert there, token, slot, place in its rows."""
-    expert, token, slot = torch.nonzero(ids == some[:, None, None], as_tuple=True)  # in the order of the experts
-    first = torch.searchsorted(expert, expert)
-    return expert, token, slot, torch.arange(expert.numel(), device=ids.device) - first
+def _served(ids: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...], int]]:
+    """AT_ONCE of the experts that are named, what names them, and how many rows the busiest has.
+
+    Of every (token, slot) that names one: position of the expert there, token, slot, place in its rows. Worked out on
+    the host, so that a GPU is waited for once, whatever is routed where.
+    """
+    flat = ids.flatten().cpu()
+    by_expert = torch.argsort(flat, stable=True)[int((flat < 0).sum()) :]
+    named, inverse, counts = torch.unique_consecutive(flat[by_expert], return_inverse=True, return_counts=True)
+    ends = counts.cumsum(0)
+    place = torch.arange(by_expert.numel()) - (ends - counts)[inverse]
+    bounds = [0, *ends.tolist()]
+    for start in range(0, named.numel(), AT_ONCE):
+        end = min(start + AT_ONCE, named.numel())
+        own = slice(bounds[start], bounds[end])
+        token, slot = by_expert[own] // ids.shape[1], by_expert[own] % ids.shape[1]
+        where = torch.stack([inverse[own] - start, token, slot, place[own]]).to(ids.device, non_blocking=True)
+        some = named[start:end].long().to(ids.device, non_blocking=True)
+        yield some, tuple(where), int(counts[start:end].max())
 
 
 def _codes(gen: torch.Generator, experts: int, out: int, k: int, unit: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,15 +44,14 @@ def _in_order(slots: torch.Tensor) -> torch.Tensor:
     """float32 sum over the first dimension, in order, from +0."""
     total = torch.zeros_like(slots[0], dtype=torch.float32)
     for slot in slots:
-        total = total + slot.float()
+        total = total + slot  # in float32, whatever slot is
     return total
 
 
 def _normed(parts: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
     """bf16 [tokens, latent] from bf16 [ranks, tokens, latent]; float32 inside."""
     latent = _in_order(parts).to(torch.bfloat16).float()
-    scale = torch.rsqrt(latent.square().mean(-1, keepdim=True) + eps)
-    return (latent * scale * gamma.float()).to(torch.bfloat16)
+    return F.rms_norm(latent, gamma.shape, gamma.float(), eps).to(torch.bfloat16)
 
 
 def _added(up: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:

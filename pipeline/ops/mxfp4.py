@@ -158,7 +158,6 @@ def _make_pairs(device: torch.device) -> torch.Tensor:
 
 def decode(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """u8 [..., K/2], u8 [..., K/32] (bytes 0..252) -> bf16 [..., K], exactly; no copy from or to the host."""
-    exponent = scales.to(torch.int16)
-    power = torch.where(exponent == 0, 64, exponent << 7).to(torch.int16).view(torch.bfloat16)  # 64: bits of 2^-127
+    power = (scales.to(torch.int16) << 7).clamp(min=64).view(torch.bfloat16)  # 64: the bits of 2^-127
     values = _pairs(packed.device)[packed.int()].view(torch.bfloat16)
     return (values.view(*power.shape, BLOCK) * power.unsqueeze(-1)).flatten(-2)

@@ -47,7 +47,6 @@ from kgen.ops.attn_res_math import (
     same_bits,
     steps_to_grow,
     tensor,
-    unrounded,
 )
 from kgen.ops.oproj_partial import LOCAL
 from kgen.ops.pack import ATTN_RES_SLOTS, HIDDEN, PACK, RMS_EPS
@@ -82,7 +81,7 @@ def _new_prefix(own: torch.Tensor, values: Values, variant: str) -> torch.Tensor
 def _after_partial(own: torch.Tensor, values: Values, variant: str) -> tuple[torch.Tensor, torch.Tensor]:
     """out and p, bf16, from this rank's partial."""
     p = _new_prefix(own, values, variant)
-    return mixed(p, values, nearest).to(torch.bfloat16), p.to(torch.bfloat16)
+    return mixed(p, values).to(torch.bfloat16), p.to(torch.bfloat16)
 
 
 def _prefix(role: Role, doc: str, variant: str) -> TensorSpec:
@@ -180,8 +179,8 @@ class OprojAllreduceResidual(Op):
         else:
             p = _summed(own, values, torch.float64)
             p = tensor(values, "prefix").double() + p if variant == "delta" else p
-        out = mixed(p, values, nearest if rounded else unrounded)
-        return {"out": out, "prefix": p, "blocks": tensor(values, "blocks").double()}
+        out = mixed(p, values)
+        return {"out": nearest(out) if rounded else out, "prefix": p, "blocks": tensor(values, "blocks").double()}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
         """Blocks stay byte for byte what they were. Each element of prefix lies between the values that the least and
