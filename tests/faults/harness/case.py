@@ -1,20 +1,23 @@
-"""One thing that goes wrong with the world or comes from an attack, and what must happen. Cases lie in the folders beside.
+"""One thing that goes wrong with the world, or that an attack does, and what must happen. Cases lie in `world`.
 
     CASE = Case(row=23, what="...", who="kgen status", code="exit 5", attack=..., off=...)
 
 Each is tried twice: with the code as it is, which must answer `code`, and with a copy without the defence `off`, which
 must answer `then` ("": nobody noticed). An attack has `code(desk, off) -> str`; it checks by itself that what was said
-is one line that says what to do. `shown_by` names cases of the exploits that show the same; `run` is then theirs.
+is one line that says what to do. A file may refer to cases elsewhere that show the same: `SHOWN = (Shown(...), ...)`.
 """
 
-import importlib
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 from exploits.harness.case import Case as Exploit
 from exploits.harness.case import cases as exploits
 from exploits.harness.off import NOTHING, Off
+from faults.durability.harness.case import Case as Stored
+from faults.durability.harness.case import cases as stored
 from faults.harness.desk import Desk
 
 FOLDER = Path(__file__).parents[1]
@@ -82,7 +85,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shown:
-    """A row that a case of the exploits shows, with the gate and the code that are expected there."""
+    """A row that a case of the exploits shows as well, with the gate and the code that are expected of it."""
 
     row: int
     exploit: str
@@ -94,18 +97,32 @@ class Shown:
         return exploits()[self.exploit]
 
 
-def found() -> dict[str, Case | tuple[Shown, ...]]:
-    """Every case by "folder/file", below `durability` and `world`; SHOWN for files that only refer."""
-    out: dict[str, Case | tuple[Shown, ...]] = {}
-    for path in sorted(FOLDER.glob("*/**/*.py")):
-        name = path.relative_to(FOLDER).with_suffix("")
-        if name.parts[0] != "harness" and not path.name.startswith("_"):
-            module = importlib.import_module(".".join(("faults", *name.parts)))
-            if hasattr(module, "CASE") or hasattr(module, "SHOWN"):
-                out["/".join(name.parts)] = module.CASE if hasattr(module, "CASE") else module.SHOWN
-    return out
+@dataclass(frozen=True)
+class Kept:
+    """A row that a case of the store shows as well, with what must come of it."""
+
+    row: int
+    durability: str
+    must: str
+
+    @property
+    def case(self) -> Stored:
+        return stored()[self.durability]
 
 
-def cases(kind: str) -> dict[str, Case]:
-    """The cases below one folder that are to be run."""
-    return {n: c for n, c in found().items() if n.startswith(f"{kind}/") and isinstance(c, Case)}
+Reference = Shown | Kept
+
+
+def _modules() -> dict[str, ModuleType]:
+    """Every file of a case below `world`, by "folder/file"."""
+    paths = sorted(p for p in (FOLDER / "world").glob("*/*.py") if not p.name.startswith("_"))
+    return {f"{p.parent.name}/{p.stem}": import_module(f"faults.world.{p.parent.name}.{p.stem}") for p in paths}
+
+
+def cases() -> dict[str, Case]:
+    return {name: module.CASE for name, module in _modules().items() if hasattr(module, "CASE")}
+
+
+def references() -> list[Reference]:
+    """What other cases show, by the files that only refer."""
+    return [one for module in _modules().values() if hasattr(module, "SHOWN") for one in module.SHOWN]
