@@ -20,6 +20,8 @@ from kgen.contract import Op
 from kgen.gates import kit_results as results
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
+from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
+from kgen.gates.gpu.quarantine import NoDevice
 from kgen.gates.kit_results import EvidenceSet
 from kgen.gates.kit_units import (
     GATE_NAMES,
@@ -38,6 +40,7 @@ from kgen.gates.runner.job import spec
 from kgen.gates.runner.rank import rank
 from kgen.ops import REGISTRY
 from kgen.records import GateResult, RecordError, Status, canonical_json, from_json, sha256_bytes, to_json
+from kgen.store.errors import StoreError
 from kgen.store.runs import utc_now
 from kgen.store.signing import check, sign
 
@@ -124,8 +127,12 @@ class Host:
         return self._conclude(found, todo)
 
     def _run(self, unit: Unit) -> Done:
+        whose, seconds = f"{unit.name} of {unit.candidate[:12]}", self.args.deadline + JUDGING_SECONDS
         try:
-            return self.run[unit.gate](self.op, unit, self.root / "cache" / "linked", self.args.deadline)
+            with leased("cuda", whose, seconds, say=lambda line: say(f"  {line}")):
+                return self.run[unit.gate](self.op, unit, self.root / "cache" / "linked", self.args.deadline)
+        except NoDevice:  # nothing else could run either
+            raise
         # The boundary of a piece: what goes wrong with the machine is its result, and the other pieces go on.
         except Exception as error:  # noqa: BLE001
             traceback.print_exc()
@@ -221,6 +228,8 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
         return complain(str(error), UNSOUND)
     except (ValueError, RecordError) as error:
         return complain(str(error), BAD_USAGE)
+    except StoreError as error:
+        return complain(str(error), RETRY)
     except OSError as error:
         return complain(f"{error.filename or ''}: {error.strerror or error}", RETRY)
 

@@ -3,8 +3,9 @@
     run(op, artefacts, *, cache, device="cuda", deadline=600.0, next_command="") -> GateResult
 
 Seeds are drawn here, after the candidate is fixed; one runner process runs all points; the references are computed
-here, in float64, after the runner has ended. On device "ptx" the kernels' PTX runs in the interpreter instead, on the
-CPU and under several warp schedules: a pass there says so, supports staging and never a promotion.
+here, in float64, after the runner has ended; all of that under a lease of the GPU. On device "ptx" the kernels' PTX
+runs in the interpreter instead, on the CPU and under several warp schedules: a pass there says so, supports staging
+and never a promotion.
 
 Codes: numeric.pass, .ptx_pass; numeric.error, .exact, .hard_rule, .guard, .inputs_written, .unwritten,
 .nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer, and of the interpreter .memory, .race, .barrier
@@ -27,6 +28,7 @@ from kgen.contract import DTYPES, Op, Values, selftest
 from kgen.gates import judge, sanitizer
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
+from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
 from kgen.gates.rows import rows_of, with_tokens
 from kgen.gates.runner import numeric as job_side
 from kgen.gates.runner.host import Outcome, running
@@ -117,6 +119,22 @@ def run_specs(
         return skipped
     if unfit := selftest.complaints(op):
         return GateResult(GATE, Status.ERROR, "numeric.contract", "; ".join(unfit), {}, 0.0, GATE_CONTRACT)
+    whose = f"{GATE} of {specs[0].candidate[:12] or op.name}"
+    with leased(device, whose, deadline + sanitize * sanitizer.ALL_SECONDS + JUDGING_SECONDS):
+        return _run_specs(op, specs, cache, device, deadline, stall, sanitize, started)
+
+
+def _run_specs(
+    op: Op,
+    specs: Sequence[LoadSpec],
+    cache: Path,
+    device: str,
+    deadline: float,
+    stall: float,
+    sanitize: bool,
+    started: float,
+) -> GateResult:
+    """With the device to itself: its judge computes there too."""
     interpreted = device == PTX
     host = "cpu" if interpreted else device
     chosen = [s for s in specs if host == "cpu" or s.problem.arch == device_arch()]

@@ -24,6 +24,7 @@ from kgen.contract import DTYPES, Op, Role
 from kgen.gates import timing
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
+from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
 from kgen.gates.numeric import SEED_BITS
 from kgen.gates.perf_judge import Findings, judge_outcome, name_of
 from kgen.gates.rates import rates
@@ -88,7 +89,14 @@ def run_specs(
     if not chosen:
         message = f"none of these artefacts has served dims ({', '.join(served)})"
         return GateResult(GATE, Status.FAIL, "perf.no_win", message, {}, 0.0, GATE_CONTRACT), (), {}
-    jobs = make_jobs(op, chosen, champion, repetitions)
+    with leased(device, f"{GATE} of {chosen[0].candidate[:12] or op.name}", deadline + JUDGING_SECONDS):
+        return _timed(op, make_jobs(op, chosen, champion, repetitions), cache, device, deadline, stall, started)
+
+
+def _timed(
+    op: Op, jobs: Sequence[PointJob], cache: Path, device: str, deadline: float, stall: float, started: float
+) -> tuple[GateResult, tuple[PerfPoint, ...], dict[str, Any]]:
+    """With the device to itself: no other kgen process computes there, and this one's judge does afterwards."""
     job = make_job(op, jobs, cache, device)
     need = sum(_output_bytes(op, j, device, int(job.get("state_bytes", 0))) for j in jobs)
     with running("perf", job, deadline=deadline, stall=stall, need_bytes=need) as outcome:

@@ -24,6 +24,7 @@ from kgen.records import to_json
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 DEADLINE_SECONDS = 150.0
+ALL_SECONDS = len(TOOLS) * DEADLINE_SECONDS
 PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error")
 LINES_KEPT = 12

@@ -35,7 +35,7 @@ PREFIXED = {
 }
 COMMANDS = (
     *("ops", "propose", "resume", "runs", "gate", "promote", "rollback"),
-    *("verify", "status", "report", "kit", "ingest", "doctor"),
+    *("verify", "status", "report", "kit", "ingest", "doctor", "gpu"),
 )
 
 

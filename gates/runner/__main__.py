@@ -6,6 +6,7 @@ Runs one job and writes its files into FOLDER. Trusted code; candidates come in 
 import ctypes
 import importlib
 import json
+import os
 import signal
 import sys
 import traceback
@@ -27,6 +28,8 @@ def main(argv: list[str]) -> int:
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     job: dict[str, Any] = json.loads(Path(argv[0]).read_text())
+    if job.get("parent", os.getppid()) != os.getppid():
+        return 1  # it died before it could take this process with it
     if job.get("device") == "cpu":
         import torch
 

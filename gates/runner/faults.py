@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
 from kgen.contract import Role
+from kgen.gates.gpu import standin
 from kgen.gates.runner.buffers import BufferSet
 
 Outputs = dict[str, torch.Tensor]
@@ -105,6 +107,27 @@ def _hangs(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
     return got
 
 
+def _wedges(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    """The stand-in for a device is dead from here on, and this call does not come back."""
+    _device().write_text(standin.DEAD)
+    return _hangs(buffers, got, call)
+
+
+def _ecc(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    """As CUDA and the driver report an error of the memory itself."""
+    _device().with_suffix(".errors").write_text("1")
+    return _says_ecc(buffers, got, call)
+
+
+def _says_ecc(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
+    """Only the words: a launcher can raise what it likes."""
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def _device() -> Path:
+    return Path(os.environ[standin.VARIABLE])
+
+
 FAULTS: Mapping[str, Fault] = {
     "scaled": _scaled,
     "state_bit": _state_bit,
@@ -120,4 +143,7 @@ FAULTS: Mapping[str, Fault] = {
     "dies": _dies,
     "raises": _raises,
     "hangs": _hangs,
+    "wedges": _wedges,
+    "ecc": _ecc,
+    "says_ecc": _says_ecc,
 }

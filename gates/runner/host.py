@@ -6,6 +6,10 @@ Statuses: `done`; `fault` (the candidate's call raised, e.g. an illegal address)
 candidate ran); `hung` (no progress within `stall` seconds, or `deadline` passed, while the candidate ran); `error`
 (anything that is not the candidate's doing). The job folder is private, in memory where there is room, and is deleted
 when the block ends. The child gets an isolated interpreter, none of the caller's secrets, and dies with its parent.
+
+A job on a GPU holds its lease while the block lasts. Where the process died, was ended, or an error of CUDA is
+reported, a fresh process looks after the device (gpu/health.py) before anybody goes on: a device that is not well goes
+into quarantine, and DeviceLost is raised instead of an outcome, which would blame the candidate.
 """
 
 import contextlib
@@ -14,24 +18,22 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-KEEP_ENV = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "USER", "KGEN_CUTE_RUNTIME", "CC", "CXX")
-KEEP_PREFIXES = ("CUDA_", "NVIDIA_", "TRITON_", "TORCHINDUCTOR_", "NCCL_", "TORCH_")
-BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
-    " from kgen.gates.runner.__main__ import main; sys.exit(main(sys.argv[2:]))"
-)
+from kgen.gates.gpu import health
+from kgen.gates.gpu.lease import GRACE_SECONDS, Held, leased
+from kgen.gates.runner.child import child_environment, command, end
+
 LOG_CAP = 20_000  # characters of the child's own words that are kept
 POLL_SECONDS = 0.02
+CUDA_SAYS = "cuda"  # in the text of a fault that may have touched the device
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Outcome:
     result: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     log: str = ""
+    died: bool = False  # it did not end by itself, with status 0
 
     def tensor(self, ref: Mapping[str, Any]) -> torch.Tensor:
         """The CPU tensor behind a reference that a record holds."""
@@ -69,15 +72,9 @@ def private_folder(need_bytes: int = 0) -> Path:
     raise OSError(f"no room for {need_bytes >> 20} MiB of runner output in /dev/shm or {tempfile.gettempdir()}")
 
 
-def child_environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k in KEEP_ENV or k.startswith(KEEP_PREFIXES)}
-    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-
-
 def child_command(job: Path, folder: Path) -> list[str]:
-    """The runner's command line; the child imports from where its caller does: a kit's own kgen."""
-    paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).exists()]
-    return [sys.executable, "-I", "-W", "ignore", "-c", BOOT, json.dumps(paths), str(job), str(folder)]
+    """The runner's command line."""
+    return command("kgen.gates.runner.__main__", str(job), str(folder))
 
 
 @contextlib.contextmanager
@@ -91,17 +88,42 @@ def running(
     wrap: Sequence[str] = (),
     extra_environment: Mapping[str, str] | None = None,
 ) -> Iterator[Outcome]:
-    """Run a job to its end. `deadline` and `stall` in seconds (stall 0: no limit); `wrap` goes before the command."""
-    environment = {**child_environment(), **(extra_environment or {})}
-    folder = private_folder(need_bytes)
-    try:
-        (folder / "job.json").write_text(json.dumps({"kind": kind, **job}))
-        yield _run(folder, [*wrap, *child_command(folder / "job.json", folder)], environment, deadline, stall)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """Run a job to its end. `deadline` and `stall` in seconds (stall 0: no limit); `wrap` goes before the command.
+
+    Raises what `leased` does, and DeviceLost.
+    """
+    with leased(str(job.get("device", "cpu")), f"a {kind} job", deadline + GRACE_SECONDS) as held:
+        environment = {**child_environment(), **(extra_environment or {}), **(held.environment if held else {})}
+        folder = private_folder(need_bytes)
+        try:
+            parent = {} if wrap else {"parent": os.getpid()}
+            (folder / "job.json").write_text(json.dumps({"kind": kind, **job, **parent}))
+            words = [*wrap, *child_command(folder / "job.json", folder)]
+            outcome = _run(folder, words, environment, deadline, stall, held)
+            yield _settled(held, f"{kind} job at {outcome.where}", outcome)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(folder: Path, command: list[str], environment: Mapping[str, str], deadline: float, stall: float) -> Outcome:
+def _settled(held: Held | None, what: str, outcome: Outcome) -> Outcome:
+    """The outcome, when the device is well."""
+    if held is None:
+        return outcome
+    held.check()
+    machine = outcome.status in ("fault", "error") and health.of_the_machine(outcome.message)
+    if outcome.died or machine or (outcome.status == "fault" and CUDA_SAYS in outcome.message.lower()):
+        health.examine(held, what, outcome.message)
+    return replace(outcome, status="error") if machine else outcome
+
+
+def _run(
+    folder: Path,
+    command: list[str],
+    environment: Mapping[str, str],
+    deadline: float,
+    stall: float,
+    held: Held | None = None,
+) -> Outcome:
     started = time.monotonic()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -113,10 +135,18 @@ def _run(folder: Path, command: list[str], environment: Mapping[str, str], deadl
             cwd=folder,
             start_new_session=True,
         )
+        if held is not None:
+            held.run(process.pid, deadline + GRACE_SECONDS)
         try:
             limit = _watch(process, folder, started, deadline, stall)
         finally:
-            _end(process)
+            gone = end(process)
+            if held is not None:
+                held.end(process.pid)
+    if not gone:
+        if held is None:
+            raise ChildProcessError(f"process {process.pid} cannot be killed")
+        health.lose(held, str(_json(folder / "at").get("where", "start")), f"process {process.pid} cannot be killed")
     return _read(folder, process.returncode, limit, time.monotonic() - started)
 
 
@@ -135,12 +165,6 @@ def _watch(process: "subprocess.Popen[bytes]", folder: Path, started: float, dea
             return f"no progress for {stall:.0f} s"
         time.sleep(POLL_SECONDS)
     return ""
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -173,4 +197,6 @@ def _read(folder: Path, code: int, limit: str, seconds: float) -> Outcome:
     else:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         status, message = ("crashed" if candidate else "error"), f"the runner ended with {how}, last at: {where}"
-    return Outcome(status, message, where, folder, _records(folder / "records.jsonl"), result, seconds, log)
+    return Outcome(
+        status, message, where, folder, _records(folder / "records.jsonl"), result, seconds, log, bool(limit or code)
+    )

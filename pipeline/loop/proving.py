@@ -14,6 +14,8 @@ from typing import Any
 
 from kgen.gates import numeric
 from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
+from kgen.gates.gpu.quarantine import NoDevice
 from kgen.gates.ingest import ingest
 from kgen.gates.kit_results import JUDGED, NEUTRAL, EvidenceSet, distinct, merge_results, pack_raw
 from kgen.gates.kit_units import GATE_NAMES, RUN, CarriedCandidate, Done, Runner, Unit, part_of, units
@@ -117,8 +119,12 @@ def _run(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> Done:
     if work.seconds_left <= 0:
         text = "the run's minutes were used up before its turn"
         return Done(GateResult(name, Status.SKIP, f"{PREFIX[unit.gate]}.{OUT_OF_TIME}", text, contract=GATE_CONTRACT))
+    seconds = min(UNIT_SECONDS, work.seconds_left)
     try:
-        return runners[unit.gate](work.op, unit, linked_in(work.cache), min(UNIT_SECONDS, work.seconds_left))
+        with leased("cuda", f"{unit.name} of {unit.candidate[:12]}", seconds + JUDGING_SECONDS, say=work.say):
+            return runners[unit.gate](work.op, unit, linked_in(work.cache), seconds)
+    except NoDevice:  # nothing else could run either: the run stops here, and can be resumed
+        raise
     # The boundary of a piece: what goes wrong with the machine is its result, and the other pieces go on.
     except Exception as error:  # noqa: BLE001
         work.say(f"{unit.name}: {''.join(traceback.format_exception_only(error)).strip()[:400]}")

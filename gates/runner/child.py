@@ -1,0 +1,38 @@
+"""How a process of our own is started for a GPU, and ended: an isolated interpreter without the caller's secrets."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+KEEP_ENV = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "USER", "KGEN_CUTE_RUNTIME", "CC", "CXX")
+KEEP_PREFIXES = ("CUDA_", "NVIDIA_", "TRITON_", "TORCHINDUCTOR_", "NCCL_", "TORCH_")
+BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; sys.exit(main(sys.argv[2:]))"
+)
+KILL_SECONDS = 30.0  # a killed process that is still there waits for a driver that does not answer
+
+
+def child_environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k in KEEP_ENV or k.startswith(KEEP_PREFIXES)}
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Runs `main(arguments)` of a module; the child imports from where its caller does: a kit's own kgen."""
+    paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).exists()]
+    return [sys.executable, "-I", "-W", "ignore", "-c", BOOT.format(module=module), json.dumps(paths), *arguments]
+
+
+def end(process: "subprocess.Popen[bytes]", seconds: float = KILL_SECONDS) -> bool:
+    """Kill a process and its group; False when it is not gone after `seconds`."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
