@@ -45,6 +45,8 @@ def promote(
         sweep(root)
         manifest = KernelSet(root).manifest()
         if (known := _already(manifest, case, claim)) is not None:
+            with storing(root):
+                sync_folder(root)  # the promoter may have died before that
             return known
         _not_superseded(manifest, case, claim)
         promotion, files = _compose(manifest, case, claim)
@@ -68,6 +70,7 @@ def _store(durable: Durable, kernels: KernelSet, name: str, data: bytes) -> None
     if not whole:
         durable.write(path, data)
         return
+    durable.make_folder(path.parent)
     with storing(path):
         sync_folder(path.parent)  # its writer may have died before that
 

@@ -22,6 +22,7 @@ LOCK_NAME = ".lock"
 ORPHAN_SECONDS = 3600.0  # no write takes an hour: an older temp file belongs to a process that died
 LOCK_SECONDS = 60.0  # a promotion holds its lock for milliseconds; longer means that something hangs
 POLL_SECONDS = 0.02
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP)  # file systems on which a folder cannot be synced
 
 Step = Callable[[str], None]
@@ -41,6 +42,7 @@ class Durable:
 
     def __init__(self, step: Step = _unobserved) -> None:
         self.step = step
+        self._settled: set[Path] = set()  # folders whose names this process has seen to be on the medium
 
     def write(self, path: Path, data: bytes, mode: int = 0o666) -> None:
         """Replace `path` by `data`, or leave it as it was. `mode` is subject to the umask. Raises StoreError."""
@@ -73,13 +75,22 @@ class Durable:
             os.close(handle)
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its missing parents durably. Raises StoreError."""
-        if path.is_dir():
+        """Create a folder and its missing parents durably. Raises StoreError.
+
+        One that is there may have been made by a process that died before its name was on the medium.
+        """
+        there = path.is_dir()
+        if there and path in self._settled:
             return
-        self.make_folder(path.parent)
-        with storing(path, "create folder"):
-            path.mkdir(exist_ok=True)
-            sync_folder(path.parent)
+        if not there:
+            self.make_folder(path.parent)
+        with storing(path, "write to" if there else "create folder"):
+            if there:
+                _settle(path)
+            else:
+                path.mkdir(exist_ok=True)
+                sync_folder(path.parent)
+        self._settled.add(path)
 
     def appear(self, path: Path, files: dict[str, tuple[bytes, int]]) -> None:
         """Create folder `path` with all its files (name -> bytes, mode) at once, or not at all.
@@ -119,6 +130,15 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def _settle(path: Path) -> None:
+    """See to it that the name of a folder is on the medium, unless the folder it lies in is not ours to sync."""
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.errno not in NOT_OURS:
+            raise
+
+
 @contextmanager
 def locked(folder: Path, wait: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the exclusive lock of a folder (file `.lock` in it, never removed). `wait` in seconds.
@@ -132,7 +152,8 @@ def locked(folder: Path, wait: float = LOCK_SECONDS) -> Iterator[None]:
         _acquire(handle, path, wait)
         yield
     finally:
-        os.close(handle)
+        with suppress(OSError):  # nothing was written to it; the lock is gone either way
+            os.close(handle)
 
 
 def _acquire(handle: int, path: Path, wait: float) -> None:

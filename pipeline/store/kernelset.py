@@ -32,6 +32,7 @@ from kgen.store.errors import IntegrityError
 MANIFEST = "manifest.json"
 OBJECTS = "objects"
 MAX_OBJECT_BYTES = 16 << 20  # an object is 15-40 KB compressed; a bomb stops here
+MAX_WINDOW = 8 << 20  # of preset 6
 MAX_DECODER_BYTES = 64 << 20  # memory; preset 6 needs 9 MB
 LABELS = ("win", "tie")
 TRUST = (OWN_KEY, SELF_REPORTED)
@@ -59,8 +60,11 @@ def parse_problem(key: str) -> Problem:
 
 
 def compress(data: bytes) -> bytes:
-    """The stored form of objects and raw samples."""
-    return lzma.compress(data, preset=6 | lzma.PRESET_EXTREME)
+    """The stored form of objects and raw samples. A window as wide as the data loses nothing, and takes less memory."""
+    window = min(MAX_WINDOW, max(4096, 1 << len(data).bit_length()))
+    return lzma.compress(
+        data, filters=[{"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "dict_size": window}]
+    )
 
 
 def decompress(data: bytes, limit: int, where: Path) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from kgen.records import Candidate
 from kgen.store.candidates import FOLDER, CandidateFolder, candidate_files, folder_name
 from kgen.store.documents import json_bytes, read_bytes, read_record
-from kgen.store.durable import DURABLE, Durable, is_locked, locked, sweep
+from kgen.store.durable import DURABLE, Durable, is_locked, locked, sweep, sync_folder
 from kgen.store.errors import IntegrityError, storing
 
 RUN = "run.json"
@@ -130,6 +130,8 @@ class Run:
         """Mark the run as come to its end; one that had ended this way keeps its time. Call with the lock held."""
         info = self.info
         if info.finished and info.outcome == outcome:
+            with storing(self.path):
+                sync_folder(self.path)  # who wrote it may have died before that
             return
         self.durable.write(self.path / RUN, json_bytes(replace(info, finished=utc_now(), outcome=outcome)))
 

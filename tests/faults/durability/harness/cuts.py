@@ -1,4 +1,4 @@
-"""The power is cut at every moment of a job, and after it: each disk that may be left is looked at, and gone on from."""
+"""The power is cut at every moment of a job, and after it; each disk that may be left is looked at."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from faults.durability.harness.power import Disk, Image, lines, loaded, made
 from faults.durability.harness.state import State, differing, run_lost, state, unlike
 
 Look = Callable[[Path, list[str]], str]  # what is wrong with a disk, given what had been told
-SAMPLE = 40  # disks of one case, where not all are looked at
+SAMPLE, TAIL = 16, 6  # disks of one case, where not all are looked at; the last ones are
 GOES_ON = 7  # every so many disks the job is done again
 
 
@@ -34,14 +34,20 @@ class Cut:
         stage = desk.stage(off)
         whole = desk.copy(desk.template(*self.given))
         before = state(whole)
-        total = stage.run(Order(self.job, whole, self.args)).count
+        total = stage.run(Order(self.job, whole, self.args, log=str(whole.parent / "log"))).count
         ends = before, state(whole)
         name = f"{self.job} {self.given} power"
-        starts = desk.points(f"{name}, after a kill", total, 5) if self.killed else [None]
-        for start in starts:
+        for start in self._starts(desk, whole.parent / "log", total) if self.killed else [None]:
             if breach := self._one(desk, stage, start, ends, name):
                 return breach + (f" (after a kill at {start})" if self.killed else "")
         return "whole"
+
+    def _starts(self, desk: Desk, log: Path, total: int) -> list[int]:
+        """Where the earlier process is killed: anywhere, or after the first, a middle and the last change of a name."""
+        if desk.every:
+            return list(range(total))
+        named = [line.after for line in lines(log) if line.kind in ("mkdir", "rename")]
+        return [named[0], named[len(named) // 2], named[-1]]
 
     def _one(self, desk: Desk, stage: Stage, start: int | None, ends: tuple[State, State], name: str) -> str:
         root = desk.copy(desk.template(*self.given))
@@ -54,7 +60,7 @@ class Cut:
         disks = dict.fromkeys(self._disks(disk, log, first, name))
         chosen = list(disks)
         if not desk.every and len(chosen) > SAMPLE:
-            chosen = chosen[:: -(-len(chosen) // SAMPLE)] + chosen[-6:]
+            chosen = chosen[: -TAIL : -(-len(chosen) // SAMPLE)] + chosen[-TAIL:]
         desk.tried[name] += len(chosen)
         for number, (told, image) in enumerate(chosen):
             again = (desk.every and number % GOES_ON == 0) or number % (3 * GOES_ON) == 0
@@ -66,11 +72,11 @@ class Cut:
         """Every disk that may be left, with what had been told by then; of two alike the one that was told more."""
         found: dict[tuple[Any, ...], tuple[str, ...]] = {}
         told: tuple[str, ...] = ()
-        for number, (kind, path, other, offset, data) in enumerate(lines(log)):
-            if kind == "note":
-                told = (*told, path)
+        for number, line in enumerate(lines(log)):
+            if line.kind == "note":
+                told = (*told, line.path)
             else:
-                disk.apply(kind, path, other, offset, data)
+                disk.apply(line)
             if number >= first:
                 for image in disk.images(f"{SEED} {name} {number}"):
                     found[tuple(sorted(image.items()))] = told
@@ -83,9 +89,18 @@ class Cut:
         made(image, root)
         breach = unlike(root, ends) if self.job != "fill run" else run_lost(root, told)
         now = state(root)
-        if not breach and self.job != "fill run" and told and now.get(f"{SET}/manifest.json") != ends[1].get(f"{SET}/manifest.json"):
+        if (
+            not breach
+            and self.job != "fill run"
+            and told
+            and now.get(f"{SET}/manifest.json") != ends[1].get(f"{SET}/manifest.json")
+        ):
             breach = "lost: what had been told is not there"
-        if not breach and again and not (self.once and now.get(f"{SET}/manifest.json") == ends[1].get(f"{SET}/manifest.json")):
+        if (
+            not breach
+            and again
+            and not (self.once and now.get(f"{SET}/manifest.json") == ends[1].get(f"{SET}/manifest.json"))
+        ):
             got = stage.run(Order(self.job, root, self.args))
             if got.code or got.status:
                 breach = f"stuck: {got.line or got.status}"
@@ -94,4 +109,3 @@ class Cut:
         if not breach:
             desk.drop(root)
         return breach
-

@@ -14,7 +14,7 @@ from support.sets import fill
 
 MEMORY = Path("/dev/shm")
 SEED = 20261130
-SAMPLE = 12  # points of a sweep, where not all are tried
+BETWEEN, TAIL = 3, 6  # points of a sweep, where not all are tried: some, and the last ones
 
 
 @dataclass
@@ -59,12 +59,15 @@ class Desk:
     def drop(self, root: Path) -> None:
         shutil.rmtree(root.parent)
 
-    def points(self, name: str, total: int, sample: int = SAMPLE) -> list[int]:
-        """Which of the points 0 .. total - 1 are tried: all, or some of them with both ends."""
-        chosen = list(range(total))
-        if not self.every and total > sample:
-            inner = random.Random(f"{SEED} {name}").sample(range(1, total - 1), sample - 2)
-            chosen = [0, *sorted(inner), total - 1]
+    def points(self, name: str, total: int, ways: int) -> list[tuple[int, int]]:
+        """Which of the points 0 .. total - 1 are tried, each in which way: all, or the ends and some between."""
+        chosen = [(at, way) for at in range(total) for way in range(ways)]
+        if not self.every:
+            drawn = random.Random(f"{SEED} {name}")
+            between = drawn.sample(range(1, total - TAIL), min(BETWEEN, max(0, total - TAIL - 1)))
+            tried = [0, *sorted(between), *range(max(1, total - TAIL), total)]
+            both = tried[-TAIL:] if ways <= 2 else []
+            chosen = [(at, way) for at in tried for way in (range(ways) if at in both else [drawn.randrange(ways)])]
         self.tried[name] += len(chosen)
         return chosen
 

@@ -102,6 +102,8 @@ def fill_run(root: Path, args: dict[str, Any]) -> None:
         for text in SOURCES:
             folder = run.add(Candidate(OP, text, Origin("search", {"seed": 1})))
             note(f"candidate {folder.path.name}")
+            if not folder.interrupted:
+                continue
             result = GateResult("compile", Status.PASS, "compile.pass", "built")
             folder.write_result(result)
             note(f"result {folder.path.name}")

@@ -68,9 +68,9 @@ static int of_descriptor(int fd, char *out) { return armed && absolute(fd, "", o
 
 void layer_write_log(const char *kind, const char *a, const char *b, long offset, const void *data, size_t length) {
     if (log_fd < 0) return;
-    size_t room = strlen(kind) + strlen(a) + strlen(b) + 64 + 2 * length;
+    size_t room = strlen(kind) + strlen(a) + strlen(b) + 96 + 2 * length;
     char *line = malloc(room);
-    int used = snprintf(line, room, "%s\t%s\t%s\t%ld\t", kind, a, b, offset);
+    int used = snprintf(line, room, "%ld\t%s\t%s\t%s\t%ld\t", count, kind, a, b, offset);
     for (size_t i = 0; i < length; i++) used += sprintf(line + used, "%02x", ((const unsigned char *)data)[i]);
     line[used++] = '\n';
     syscall(SYS_write, log_fd, line, used);

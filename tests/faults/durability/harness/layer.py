@@ -1,7 +1,7 @@
 """Starts processes below the file layer (layer.c), and says what became of the jobs that they were told.
 
-    stage = Stage(folder)                                   kgen as it is; Stage(folder, off) with one defence taken out
-    stage.run(Order("promote", root, how=KILL, at=7))       a child was killed before its 8th change below `root`
+stage = Stage(folder)                                   kgen as it is; Stage(folder, off) with one defence taken out
+stage.run(Order("promote", root, how=KILL, at=7))       a child was killed before its 8th change below `root`
 """
 
 import dataclasses

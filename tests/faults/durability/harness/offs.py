@@ -38,7 +38,10 @@ BESIDE = Off(
     "a file is written beside its place, and renamed",
     DURABLE,
     (
-        ("        temp = _beside(path)\n        with storing(path):\n", "        temp = path\n        with storing(path):\n"),
+        (
+            "        temp = _beside(path)\n        with storing(path):\n",
+            "        temp = path\n        with storing(path):\n",
+        ),
         ("os.O_CREAT | os.O_EXCL |", "os.O_CREAT | os.O_TRUNC |"),
     ),
 )

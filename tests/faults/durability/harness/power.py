@@ -87,8 +87,9 @@ class Disk:
         assert isinstance(found, Folder), path
         return found, name
 
-    def apply(self, kind: str, path: str, other: str, offset: int, data: bytes) -> None:
-        """One line of the log."""
+    def apply(self, line: "Line") -> None:
+        """A change of the log."""
+        kind, path, offset, data = line.kind, line.path, line.offset, line.data
         node = self.at(path)
         if kind == "sync" and isinstance(node, File):
             node.synced = node.now
@@ -102,7 +103,7 @@ class Disk:
             folder, name = self.above(path)
             folder.change(**{name: {"create": File, "mkdir": Folder}.get(kind, lambda: None)()})
         elif kind == "rename":
-            (folder, old), (target, new) = self.above(path), self.above(other)
+            (folder, old), (target, new) = self.above(path), self.above(line.other)
             assert folder is target, "a move between folders is not modelled: nothing in the store makes one"
             folder.change(**{old: None, new: node})
 
@@ -138,10 +139,22 @@ class Disk:
         return found
 
 
-def lines(log: Path) -> Iterator[tuple[str, str, str, int, bytes]]:
+@dataclass(frozen=True)
+class Line:
+    """One line of the layer's log: a change, or a note. `after`: how many changes were counted by then."""
+
+    after: int
+    kind: str
+    path: str
+    other: str
+    offset: int
+    data: bytes
+
+
+def lines(log: Path) -> Iterator[Line]:
     for line in log.read_text(encoding="utf-8").splitlines():
-        kind, path, other, offset, data = line.split("\t")
-        yield kind, path, other, int(offset), bytes.fromhex(data)
+        after, kind, path, other, offset, data = line.split("\t")
+        yield Line(int(after), kind, path, other, int(offset), bytes.fromhex(data))
 
 
 def made(image: Image, root: Path) -> None:

@@ -56,7 +56,9 @@ def orphans(root: Path) -> list[str]:
 
 def damage(folder: Path) -> str:
     """The first thing that is bad about a set, "" for nothing."""
-    return next((f"{f.check}: {f.message}" for f in verify(SetPath(folder), CURRENT).findings if f.outcome == "bad"), "")
+    return next(
+        (f"{f.check}: {f.message}" for f in verify(SetPath(folder), CURRENT).findings if f.outcome == "bad"), ""
+    )
 
 
 def manifest(folder: Path) -> Manifest:

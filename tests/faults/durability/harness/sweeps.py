@@ -42,8 +42,8 @@ class Sweep:
         ends = state(whole), (total := stage.run(Order(self.job, whole, self.args)).count) and state(whole)
         desk.drop(whole)
         assert total > 5, "the layer saw nothing"
-        for point in desk.points(f"{self.job} {self.given} {self.ways}", total * len(self.ways)):
-            (how, number), at = self.ways[point % len(self.ways)], point // len(self.ways)
+        for at, way in desk.points(f"{self.job} {self.given} {self.ways}", total, len(self.ways)):
+            how, number = self.ways[way]
             root = desk.copy(template)
             order = Order(self.job, root, self.args, how=how, at=at, errno=number)
             if breach := self._breach(stage, order, stage.run(order), ends):

@@ -8,5 +8,5 @@ CASE = Case(
     must=WHOLE,
     trial=Sweep("rollback", FULL + BROKEN + SHUT + REMOTE, given=("old", "new"), once=True),
     off=BESIDE,
-    then="damaged",
+    then="neither before nor after",
 )
