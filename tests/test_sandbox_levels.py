@@ -175,4 +175,4 @@ def test_without_any_level_it_refuses_and_names_the_fix() -> None:
 
 
 def test_labels_carry_the_recipe_version(level: Level) -> None:
-    assert level.label == f"{level.name}/1"
+    assert level.label == f"{level.name}/2"

@@ -83,7 +83,7 @@ class Builder:
             "signature": signature.to_json(),
             "defect": defect,
             "seconds": self._wall,
-            "limits": vars(self._limits),
+            "limits": vars(self.level.job_limits(self._limits)),
         }
         for attempt in (1, 2):
             server = self._server(signature.arch)

@@ -16,12 +16,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.gates.builder import job
 from kgen.gates.sandbox import fence
+from kgen.gates.sandbox.folder import too_full
 
 FENCED = b"\x01"  # a job's first byte: its fence is up. Without it the failure is ours, not the candidate's
 CHUNK = 1 << 16
@@ -35,9 +36,9 @@ COMPILER = (
     "cutlass.cutlass_dsl.tvm_ffi_provider",
     "tvm_ffi",
 )
-FOLDER_BYTES = 64 << 20  # a job that fills its folder beyond this is killed
-FOLDER_ENTRIES = 256
 TICK = 0.02  # seconds between looks at deadlines and exits
+
+Work = Callable[[dict[str, Any]], int]
 
 
 @dataclass
@@ -65,9 +66,9 @@ def import_compiler() -> None:
 
 
 class Server:
-    def __init__(self, requests: int, answers: int, read: tuple[str, ...], policy: dict[str, Any]) -> None:
+    def __init__(self, requests: int, answers: int, read: tuple[str, ...], policy: dict[str, Any], work: Work) -> None:
         self._requests, self._answers = requests, answers
-        self._read, self._policy = read, policy
+        self._read, self._policy, self._work = read, policy, work
         self._jobs: dict[int, _Running] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ, None)
@@ -91,7 +92,7 @@ class Server:
             if now > running.deadline and not running.timed_out:
                 running.timed_out = True
                 _kill(running.pid)
-            elif not running.flooded and _too_full(running.folder):
+            elif not running.flooded and too_full(running.folder):
                 running.flooded = True
                 _kill(running.pid)
             self._reap(running)
@@ -109,7 +110,16 @@ class Server:
     def _start(self, request: dict[str, Any]) -> None:
         reader, writer = os.pipe()
         now = time.monotonic()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes or too little memory: ours, and this job's alone
+            os.close(reader)
+            os.close(writer)
+            self._answer(
+                **{"id": request["id"], "returncode": 70, "timed_out": False, "flooded": False, "seconds": 0.0},
+                **{"fenced": False, "output": f"no process for the job: {error}"},
+            )
+            return
         if pid == 0:
             self._become_job(request, writer)
         os.close(writer)
@@ -132,7 +142,7 @@ class Server:
             limits = fence.Limits(**request["limits"])
             fence.apply(fence.Policy(self._read, (folder, "/dev/null"), limits, **self._policy))
             os.write(1, FENCED)
-            status = job.run(request)
+            status = self._work(request)
         except BaseException as error:  # noqa: BLE001  process boundary: whatever it is, the fork ends here
             os.write(2, f"job: {type(error).__name__}: {error}\n".encode())
         finally:
@@ -178,25 +188,6 @@ class Server:
             data = data[os.write(self._answers, data) :]
 
 
-def _too_full(folder: str) -> bool:
-    """Whether a job has left more files or bytes than any build does. Its folder's files may vanish while we look."""
-    total = 0
-    for number, entry in enumerate(_entries(folder)):
-        with contextlib.suppress(OSError):
-            total += entry.stat(follow_symlinks=False).st_blocks * 512
-        if number > FOLDER_ENTRIES or total > FOLDER_BYTES:
-            return True
-    return False
-
-
-def _entries(folder: str) -> Iterator["os.DirEntry[str]"]:
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for entry in found:
-            yield entry
-            if entry.is_dir(follow_symlinks=False):
-                yield from _entries(entry.path)
-
-
 def _readable(fd: int) -> bool:
     with selectors.DefaultSelector() as one:
         one.register(fd, selectors.EVENT_READ)
@@ -210,13 +201,20 @@ def _kill(group: int) -> None:
         os.kill(group, signal.SIGKILL)  # before its setsid, the job is still in our group
 
 
-def main(read: list[str], policy: dict[str, Any]) -> None:
-    """`read`: paths that jobs may read; `policy`: which parts of the fence a job gets (see `fence.Policy`)."""
+def main(read: list[str], policy: dict[str, Any], builds: bool = True) -> None:
+    """`read`: paths that jobs may read; `policy`: which parts of the fence a job gets (see `fence.Policy`).
+
+    `builds`: else jobs are probes of the sandbox, which need no compiler.
+    """
     requests, answers = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)  # nothing that the compiler prints while it is imported may look like an answer
-    import_compiler()
-    server = Server(requests, answers, tuple(read), policy)
+    work: Work = job.run
+    if builds:
+        import_compiler()
+    else:
+        from kgen.gates.sandbox.probes import run as work
+    server = Server(requests, answers, tuple(read), policy, work)
     server._answer(ready=True)
     server.serve()

@@ -15,7 +15,6 @@ import kgen.gates.sandbox
 from kgen.gates.builder.outcome import BuilderError, clean
 from kgen.gates.builder.protocol import JobEnd
 from kgen.gates.sandbox import Box, Level, Limits
-from kgen.gates.sandbox.fence import landlock_abi
 from kgen.gates.sandbox.levels import DEVICES, SYSTEM, python_paths
 from kgen.gates.sandbox.process import CappedReader, kill_group
 
@@ -43,8 +42,9 @@ def _package_folders() -> tuple[str, ...]:
     return tuple(out)
 
 
-def _bootstrap(arguments: list[Any]) -> str:
-    """Python text that gives the sandbox just the two packages of kgen that it needs, and starts the server."""
+def bootstrap(call: str, arguments: list[Any]) -> str:
+    """Python text that gives the sandbox just the two packages of kgen that it needs, and calls `MODULE:FUNCTION`."""
+    module, _, function = call.partition(":")
     packages = {
         "kgen": [],
         "kgen.gates": [],
@@ -56,15 +56,16 @@ def _bootstrap(arguments: list[Any]) -> str:
         f"import sys, types\nsys.path[:] = {paths!r}\n"
         f"for name, path in {packages!r}.items():\n"
         "    module = sys.modules[name] = types.ModuleType(name)\n    module.__path__ = path\n"
-        f"from kgen.gates.builder.server import main\nmain(*{arguments!r})\n"
+        f"from {module} import {function}\n{function}(*{arguments!r})\n"
     )
 
 
 class WarmServer:
     """One warm server. The thread that starts it also listens to it: it dies with that thread."""
 
-    def __init__(self, level: Level, arch: str, root: Path) -> None:
-        self._level, self._arch, self._root = level, arch, root
+    def __init__(self, level: Level, arch: str, root: Path, builds: bool = True) -> None:
+        """`builds`: else it runs probes of the sandbox, without a compiler."""
+        self._level, self._arch, self._root, self._builds = level, arch, root, builds
         self._waiting: dict[int, _Waiting] = {}
         self._lock = threading.Lock()
         self._ready = threading.Event()
@@ -93,7 +94,7 @@ class WarmServer:
 
     def _start(self) -> None:
         own = tuple(str(Path(p).resolve()) for m in (kgen.gates.builder, kgen.gates.sandbox) for p in m.__path__)
-        read = (*_package_folders(), *own)
+        read = (*(_package_folders() if self._builds else ()), *own)
         home = self._root / f"home-{self._arch}-{id(self)}"  # importing the compiler wants a temporary folder
         home.mkdir()
         self._level.prepare(home)
@@ -111,7 +112,8 @@ class WarmServer:
         # the server only waits; each job gets limits of its own, and the server none on CPU time
         box = Box(self._root, read, env, Limits(cpu_seconds=0, open_files=1024))
         # not -I: it would ignore PYTHONHASHSEED, and builds that iterate over sets would differ from run to run
-        argv = [sys.executable, "-P", "-s", "-S", "-c", _bootstrap([self._job_reads(read), self._job_policy()])]
+        arguments = [self._job_reads(read), self._level.job_policy(), self._builds]
+        argv = [sys.executable, "-P", "-s", "-S", "-c", bootstrap("kgen.gates.builder.server:main", arguments)]
         self._process = subprocess.Popen(
             self._level.wrap(box, argv),
             env=env,
@@ -126,12 +128,6 @@ class WarmServer:
 
     def _job_reads(self, read: tuple[str, ...]) -> list[str]:
         return [*SYSTEM, *python_paths(), *DEVICES, *read]
-
-    def _job_policy(self) -> dict[str, Any]:
-        if self._level.name == "none":
-            return {"landlock": False, "seccomp": ""}
-        keep = self._level.name == "unshare" and self._level.own_user  # walks through private parent folders
-        return {"landlock": landlock_abi() > 0, "seccomp": "job", "drop_capabilities": not keep}
 
     def _listen(self) -> None:
         assert self._process is not None and self._process.stdout is not None

@@ -2,7 +2,8 @@
 
     bwrap     own mount, pid, ipc, uts and network namespaces; only the named folders exist; own user when root
     unshare   the same namespaces through util-linux, own user through setpriv, files fenced by Landlock
-    landlock  files, TCP and signals fenced by Landlock, sockets by seccomp; pids of others stay visible
+    landlock  files, TCP and signals fenced by Landlock, sockets by seccomp, own user when root; pids of others stay
+              visible, and what a program detaches from itself outlives it
     none      no fence at all: only on explicit request, recorded, never promotable
 
 Every level but none also puts `fence.py` round the command (limits, no_new_privs, seccomp). Not covered: a GPU inside
@@ -18,16 +19,21 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from kgen.gates.sandbox import fence
 
 SANDBOX_UID = 65534  # nobody: RLIMIT_NPROC does not bind root, and nobody owns nothing worth reading
-VERSION = 1
+VERSION = 2
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 OWN_USER_PROCESSES = 512
+JOB_PROCESSES = 384  # threads count: a job leaves the server of its user some to fork others with
 TMP_BYTES = 64 << 20  # of memory: the jobs' own folder is elsewhere
 PROBE_SECONDS = 20.0
+MISSING = "is not installed"
+PACKAGES = {"bwrap": "bubblewrap", "unshare": "util-linux", "setpriv": "util-linux"}  # program -> Debian's package
+CAP_DAC_READ_SEARCH = 1 << 2
 
 
 class NoSandboxError(RuntimeError):
@@ -57,7 +63,29 @@ class Level:
     @property
     def own_user(self) -> bool:
         """Whether the command runs under another uid than ours, so that its folder must be handed over."""
-        return self.name in ("bwrap", "unshare") and os.geteuid() == 0
+        return os.geteuid() == 0 and (
+            self.name in ("bwrap", "unshare") or (self.name == "landlock" and can_drop_user())
+        )
+
+    @property
+    def counts(self) -> bool:
+        """Whether processes and threads are counted for the sandbox's own user, and so limited."""
+        return self.own_user or (self.name in ("bwrap", "unshare") and os.geteuid() != 0)
+
+    @property
+    def keeps(self) -> int:
+        """Capabilities left inside, as a mask: where files stay in place, our user walks through private folders."""
+        return CAP_DAC_READ_SEARCH if self.name in ("unshare", "landlock") and self.own_user else 0
+
+    def job_limits(self, limits: fence.Limits) -> fence.Limits:
+        """The limits of one job of the build server."""
+        return replace(limits, processes=JOB_PROCESSES) if self.counts else limits
+
+    def job_policy(self) -> dict[str, Any]:
+        """The parts of `fence.Policy` that a job of the build server gets, inside of the level's own fence."""
+        if self.name == "none":
+            return {"landlock": False, "seccomp": ""}
+        return {"landlock": fence.landlock_abi() > 0, "seccomp": "job", "drop_capabilities": not self.keeps}
 
     def prepare(self, folder: Path) -> None:
         """Make a folder writable for the sandboxed user, and for nobody else."""
@@ -82,15 +110,21 @@ def _readable(box: Box) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*SYSTEM, *python_paths(), here, *box.read)))
 
 
-def _limits(box: Box, own_user: bool) -> fence.Limits:
-    return replace(box.limits, processes=OWN_USER_PROCESSES) if own_user else box.limits
+def _counted(box: Box) -> fence.Limits:
+    """As root the sandbox has a user of its own, else a user namespace of its own: only its processes count."""
+    return replace(box.limits, processes=OWN_USER_PROCESSES)
+
+
+def _setpriv_program() -> list[str]:
+    program = shutil.which("setpriv")
+    if program is None:
+        raise FileNotFoundError(f"setpriv {MISSING}")
+    return [program]
 
 
 def _setpriv(*extra: str) -> list[str]:
-    program = shutil.which("setpriv")
-    if program is None:
-        raise FileNotFoundError("setpriv is not installed")
-    return [program, f"--reuid={SANDBOX_UID}", f"--regid={SANDBOX_UID}", "--clear-groups", "--no-new-privs", *extra]
+    user = [f"--reuid={SANDBOX_UID}", f"--regid={SANDBOX_UID}", "--clear-groups", "--no-new-privs"]
+    return [*_setpriv_program(), *user, *extra]
 
 
 def _outermost(paths: tuple[str, ...]) -> list[str]:
@@ -105,7 +139,7 @@ def _outermost(paths: tuple[str, ...]) -> list[str]:
 def _bwrap(box: Box, argv: list[str]) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
-        raise FileNotFoundError("bwrap is not installed")
+        raise FileNotFoundError(f"bwrap {MISSING}")
     root = os.geteuid() == 0
     write = str(box.write)
     binds = _outermost(_readable(box))
@@ -119,23 +153,39 @@ def _bwrap(box: Box, argv: list[str]) -> list[str]:
     for path in binds:
         out += ["--ro-bind", path, path]
     out += ["--proc", "/proc", "--dev", "/dev", "--bind", write, write, "--remount-ro", "/", "--chdir", write, "--"]
-    policy = fence.Policy(limits=_limits(box, root), landlock=False, seccomp="tool")
+    policy = fence.Policy(limits=_counted(box), landlock=False, seccomp="tool")
     return out + (_setpriv("--bounding-set=-all") if root else []) + _fenced(box, argv, policy)
 
 
 def _unshare(box: Box, argv: list[str]) -> list[str]:
     program = shutil.which("unshare")
     if program is None:
-        raise FileNotFoundError("unshare is not installed")
+        raise FileNotFoundError(f"unshare {MISSING}")
     root = os.geteuid() == 0
     out = [program, "--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--kill-child", "--mount-proc"]
-    # the one capability kept lets the new user walk through private parent folders; Landlock still says what it reads
-    keep = "-all,+dac_read_search"
-    out += _setpriv(f"--bounding-set={keep}", f"--inh-caps={keep}", f"--ambient-caps={keep}") if root else []
+    out += _reading_user() if root else []
     if not root:
         out[1:1] = ["--user", "--map-current-user"]
-    policy = _landlock_policy(box, _limits(box, root), drop_capabilities=not root)
+    # --kill-child ends what is inside when `unshare` ends, and this ends `unshare` when we do
+    out = [*_setpriv_program(), "--pdeathsig", "KILL", *out]
+    policy = _landlock_policy(box, _counted(box), drop_capabilities=not root)
     return out + _fenced(box, argv, policy)
+
+
+def _reading_user() -> list[str]:
+    """Another user, who keeps one capability: to walk through private folders. Landlock still says what it reads."""
+    keep = "-all,+dac_read_search"
+    return _setpriv(f"--bounding-set={keep}", f"--inh-caps={keep}", f"--ambient-caps={keep}")
+
+
+@functools.cache
+def can_drop_user() -> bool:
+    """Whether root may become the sandbox's user here; not in a user namespace without that user."""
+    try:
+        done = subprocess.run([*_reading_user(), "/bin/true"], capture_output=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def _landlock_policy(box: Box, limits: fence.Limits, drop_capabilities: bool) -> fence.Policy:
@@ -146,7 +196,9 @@ def _landlock_policy(box: Box, limits: fence.Limits, drop_capabilities: bool) ->
 
 
 def _landlock(box: Box, argv: list[str]) -> list[str]:
-    return _fenced(box, argv, _landlock_policy(box, box.limits, drop_capabilities=True))
+    own = LEVELS["landlock"].own_user
+    policy = _landlock_policy(box, _counted(box) if own else box.limits, drop_capabilities=not own)
+    return (_reading_user() if own else []) + _fenced(box, argv, policy)
 
 
 def _none(box: Box, argv: list[str]) -> list[str]:
@@ -191,8 +243,23 @@ def choose(preferred: str | None = None, unsafe_no_sandbox: bool = False) -> Lev
             return LEVELS[name]
     if unsafe_no_sandbox:
         return NONE
-    why = "; ".join(f"{name}: {reason}" for name, works, reason in available() if not works)
+    why = {name: reason for name, works, reason in available() if not works}
+    said = "; ".join(f"{name}: {reason}" for name, reason in why.items())
     raise NoSandboxError(
-        f"no sandbox works here ({why}). Install bubblewrap (apt-get install bubblewrap), or use a kernel with Landlock"
-        " (5.13 or newer); --unsafe-no-sandbox builds without one, and nothing built so can be promoted"
+        f"no sandbox works here ({said}). {advice(why)}; --unsafe-no-sandbox builds without one, and nothing built so"
+        " can be promoted"
     )
+
+
+def advice(why: Mapping[str, str]) -> str:
+    """What helps, by what keeps the levels from working: packages to install, and what the kernel must allow."""
+    packages = dict.fromkeys(
+        PACKAGES[p] for p in PACKAGES if any(f"{p} {MISSING}" in reason for reason in why.values())
+    )
+    out = [f"Install {' and '.join(packages)} (apt-get install {' '.join(packages)})"] if packages else []
+    if any("bwrap" in name and MISSING not in reason for name, reason in why.items()):
+        out.append(
+            "Allow bubblewrap to make user namespaces (sysctl user.max_user_namespaces, on Debian"
+            " kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0)"
+        )
+    return ", or ".join([*out, "use a kernel with Landlock (Linux 5.13 or newer, lsm=landlock)"])

@@ -9,9 +9,11 @@ import time
 from dataclasses import dataclass
 from typing import IO
 
+from kgen.gates.sandbox.folder import too_full
 from kgen.gates.sandbox.levels import Box, Level
 
 CHUNK = 1 << 16
+LOOK_SECONDS = 0.05  # between two looks at the folder
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Finished:
     truncated: bool
     timed_out: bool
     seconds: float
+    overfull: bool = False  # killed for filling its folder
 
 
 class CappedReader(threading.Thread):
@@ -70,18 +73,26 @@ def run(level: Level, box: Box, argv: list[str], seconds: float, cap: int, stdin
     )
     assert process.stdin is not None and process.stdout is not None
     reader = CappedReader(process.stdout, cap)
-    timed_out = False
+    timed_out = overfull = False
     try:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(stdin)
             process.stdin.close()
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+        while not (_ended(process) or timed_out or overfull):
+            timed_out = time.monotonic() - started > seconds
+            overfull = too_full(str(box.write))
     finally:
         kill_group(process)
         process.wait()
         reader.join(1.0)
         process.stdout.close()
-    return Finished(process.returncode, reader.text, reader.truncated, timed_out, time.monotonic() - started)
+    spent = time.monotonic() - started
+    return Finished(process.returncode, reader.text, reader.truncated, timed_out, spent, overfull)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(LOOK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

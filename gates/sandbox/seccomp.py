@@ -111,7 +111,7 @@ OPEN, OPENAT, PRCTL, PERSONALITY = (2, -1), (257, 56), (157, 167), (135, 92)
 KILL, TGKILL, FCNTL, IOCTL = (62, 129), (234, 131), (72, 25), (16, 29)
 CLONE_THREAD, CLONE_NEW_ANY = 0x00010000, 0x7E020000  # every namespace that clone can make
 TMPFILE = 0x00400000  # of O_TMPFILE, without the O_DIRECTORY in it
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
 PERSONALITIES = (0, 0xFFFFFFFF)  # the ordinary one, and the question which it is
 SIGNAL_OWNER = {FCNTL: (8, 10, 15), IOCTL: (0x8901, 0x8902)}  # F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP
 KEYSTROKES = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: input typed into somebody's terminal
@@ -169,14 +169,28 @@ def program(profile: str, machine: str, pid: int) -> list[Instruction]:
     out += _by_argument(PERSONALITY[column], 0, _equal(*PERSONALITIES), RET_ALLOW, REFUSED)
     out += _by_argument(FCNTL[column], 1, _equal(*SIGNAL_OWNER[FCNTL]), REFUSED, RET_ALLOW)
     out += _by_argument(IOCTL[column], 1, _equal(*SIGNAL_OWNER[IOCTL], *KEYSTROKES), REFUSED, RET_ALLOW)
+    out += _dies_with_parent(PRCTL[column])
     out += _for_a_job(column, pid) if job else []
     if not job:
         out += _by_argument(CLONE[column], 0, [(JUMP_SET, CLONE_NEW_ANY)], REFUSED, RET_ALLOW)
     return [*out, (RETURN, 0, 0, RET_ALLOW)]
 
 
+def _dies_with_parent(number: int) -> list[Instruction]:
+    """Whatever it does: the signal at its parent's death may be set to SIGKILL only."""
+    body: list[Instruction] = [
+        (LOAD, 0, 0, OFFSET_ARGS),
+        (JUMP_EQ, 0, 3, PR_SET_PDEATHSIG),
+        (LOAD, 0, 0, OFFSET_ARGS + 8),
+        (JUMP_EQ, 1, 0, SIGKILL),
+        (RETURN, 0, 0, REFUSED),
+        (RETURN, 0, 0, RET_ALLOW),
+    ]
+    return [(JUMP_EQ, 0, len(body), number), *body]
+
+
 def _for_a_job(column: int, pid: int) -> list[Instruction]:
-    """Threads only; signals to itself only; no nameless files; it dies with its parent, whatever it does."""
+    """Threads only; signals to itself only; no nameless files."""
     out = [i for numbers in DELETE.values() if numbers[column] >= 0 for i in _refuse(numbers[column], 0)]
     out += _refuse(OPENAT2[column], errno.ENOSYS)  # its flags lie in memory, where a filter cannot look
     for numbers, index in ((OPEN, 1), (OPENAT, 2)):
@@ -184,7 +198,6 @@ def _for_a_job(column: int, pid: int) -> list[Instruction]:
             out += _by_argument(numbers[column], index, [(JUMP_SET, TMPFILE)], REFUSED, RET_ALLOW)
     out += _own_only(KILL[column], pid)
     out += _own_only(TGKILL[column], pid)
-    out += _by_argument(PRCTL[column], 0, _equal(PR_SET_PDEATHSIG), REFUSED, RET_ALLOW)
     return out + _by_argument(CLONE[column], 0, [(JUMP_SET, CLONE_THREAD)], RET_ALLOW, RET_ERRNO | errno.EAGAIN)
 
 

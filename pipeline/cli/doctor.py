@@ -7,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kgen.cli import boundary, output
-from kgen.cli.common import CacheOption, JsonOption, RunsOption, SetOption, cache_at, runs_at
+from kgen.cli.common import CacheOption, JsonOption, RunsOption, SetOption, cache_at, one_of, runs_at
+
+if TYPE_CHECKING:
+    from kgen.gates.builder.conformance import Report, Result
 
 PACKAGES = ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "langgraph", "openai", "rich", "typer")
 
@@ -31,8 +35,32 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(runs: RunsOption = "", kernels: SetOption = "", cache: CacheOption = "", json: JsonOption = False) -> None:
+Sandbox = Annotated[
+    bool,
+    typer.Option("--sandbox", help="Attack the sandbox, line by line of docs/sandbox.md, at every level (a minute)."),
+]
+Levels = Annotated[
+    list[str] | None, typer.Option("--level", help="With --sandbox: only this level; repeat for several.")
+]
+Lines = Annotated[list[str] | None, typer.Option("--line", help="With --sandbox: only this line; repeat for several.")]
+CELLS = {"holds": "holds", "does not hold": "NO", "cannot be tried here": "untried"}
+
+
+def doctor(
+    runs: RunsOption = "",
+    kernels: SetOption = "",
+    cache: CacheOption = "",
+    sandbox: Sandbox = False,
+    level: Levels = None,
+    line: Lines = None,
+    json: JsonOption = False,
+) -> None:
     """Show the sandbox levels, compiler, torch, GPU, C compiler, places and the default proposer."""
+    if sandbox:
+        _conformance(level or [], line or [], json)
+        return
+    if level or line:
+        raise boundary.Usage("--level and --line belong to --sandbox")
     makers: tuple[Callable[[], list[Check]], ...] = (_sandbox, _compiler, _cc, _runtime, _gpu, _packages, _proposer)
     checks = [check for make in makers for check in make()]
     checks += _places(runs, kernels, cache)
@@ -48,25 +76,76 @@ def doctor(runs: RunsOption = "", kernels: SetOption = "", cache: CacheOption = 
         raise boundary.Missing(f"{missing[0].name}: {missing[0].found}; {missing[0].fix}")
 
 
+def _conformance(levels: list[str], names: list[str], json: bool) -> None:
+    """Raises NoSandboxError without a level, Missing when the one that builds use does not keep what it promises."""
+    from kgen.gates.builder.conformance import check
+    from kgen.gates.sandbox import LEVELS, choose
+    from kgen.gates.sandbox.levels import advice, available
+    from kgen.gates.sandbox.lines import LINES
+
+    for level in levels:
+        one_of("--level", level, tuple(LEVELS))
+    for name in names:
+        one_of("--line", name, tuple(line.name for line in LINES))
+    choose()
+    for name, works, why in available():
+        if name in levels and not works:
+            raise boundary.Missing(f"{name} does not work here: {why}. {advice({name: why})}")
+    report = check(levels, [line for line in LINES if line.name in names or not names])
+    if json:
+        output.emit({"schema": "kgen.conformance/1", "ok": report.ok, "report": report})
+    else:
+        _show(report)
+    for result in report.failed:
+        output.say(f"{_where(result)} {result.state}: {result.found}")
+    if not report.ok:
+        raise boundary.Missing(f"{_where(report.failed[0])} {report.failed[0].state}; {_fix(report.failed[0].line)}")
+
+
+def _where(result: "Result") -> str:
+    return f"sandbox {result.level}, as a {result.fence}: {result.line}"
+
+
+def _fix(name: str) -> str:
+    from kgen.gates.sandbox.lines import LINES
+
+    return next(line.fix for line in LINES if line.name == name)
+
+
+def _show(report: "Report") -> None:
+    """A row a line, a column a level and fence; what a level does not promise in brackets, explained below."""
+    from kgen.gates.sandbox.lines import LINES
+
+    columns = list(dict.fromkeys((r.level, r.fence) for r in report.results))
+    cells = {(r.line, r.level, r.fence): f"({_cell(r)})" if r.gap else _cell(r) for r in report.results}
+    tried = [line for line in LINES if any(r.line == line.name for r in report.results)]
+    rows = [[line.name, line.tried, line.seen, *(cells.get((line.name, *c), "-") for c in columns)] for line in tried]
+    title = f"builds use {report.active}; tried in {report.seconds:.0f} s"
+    output.show_table(title, ["line", "tried", "must be seen", *(f"{level} {fence}" for level, fence in columns)], rows)
+    for name, why in report.why.items():
+        if why:
+            output.say(f"{name} does not work here: {why}")
+    for why in dict.fromkeys(r.gap for r in report.results if r.gap):
+        of = sorted({f"{r.level}: {r.line}" for r in report.results if r.gap == why})
+        output.say(f"not promised: {', '.join(of)}: {why}")
+
+
+def _cell(result: "Result") -> str:
+    return CELLS[result.state]
+
+
 def _sandbox() -> list[Check]:
     from kgen.gates.sandbox import NoSandboxError, choose
-    from kgen.gates.sandbox.levels import available
+    from kgen.gates.sandbox.levels import advice, available
 
     try:
         active = choose().label
     except NoSandboxError:
         active = ""
-    levels = [
-        Check(
-            f"sandbox {name}", works, "works" if works else why, "apt-get install bubblewrap" if name == "bwrap" else ""
-        )
-        for name, works, why in available()
-    ]
-    fix = "apt-get install bubblewrap, or a kernel with Landlock (5.13 or newer)"
-    return [
-        Check("sandbox", bool(active), f"active level: {active}" if active else "no level works", fix, True),
-        *levels,
-    ]
+    found = available()
+    levels = [Check(f"sandbox {n}", works, "works" if works else why, advice({n: why})) for n, works, why in found]
+    state = f"active level: {active}; kgen doctor --sandbox attacks it" if active else "no level works"
+    return [Check("sandbox", bool(active), state, advice({n: why for n, _, why in found}), True), *levels]
 
 
 def _compiler() -> list[Check]:
