@@ -1,5 +1,6 @@
 """kgen promote, rollback, verify, status: what a kernel set holds, and changing it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,7 @@ from kgen.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kgen.promotion import Current, Finding, StalePromotion
+    from kgen.promotion import Current, Finding, StalePromotion, StatusRow
     from kgen.records import Manifest
     from kgen.store import Run, SetPath
 
@@ -107,31 +108,38 @@ def rollback(
 
 
 def status(kernels: SetOption = "", json: JsonOption = False) -> None:
-    """Which promoted kernel serves which point."""
+    """Which promoted kernel serves which point; in a checkout also which exploit cases a GPU has to run again."""
     from kgen.promotion import stale_promotions
     from kgen.promotion import status as rows_of
+    from kgen.promotion.silicon import silicon
     from kgen.store import KernelSet
 
     place = target(kernels)
     manifest = KernelSet(place.path).manifest()
     rows = rows_of(manifest, current())
     old = [_again(place.path, manifest, promotion) for promotion in stale_promotions(rows)]
+    exploits = silicon(Path.cwd(), current())
     if json:
         listed = [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in rows]
         document = {"schema": "kgen.status/1", "set": str(place.path), "seq": manifest.seq, "stale": old}
-        output.emit({**document, "points": listed})
+        measured = {"gpu": exploits.gpu, "cases": exploits.cases, "stale": dict(exploits.stale)} if exploits else None
+        output.emit({**document, "points": listed, "exploits": measured})
         return
     if not rows:
         output.data(f"{place.path}: no kernel is promoted; every op is served by its stock version")
-        return
+    else:
+        _show_points(f"{place.path}, seq {manifest.seq}", rows)
+    for line in [*old, *([str(exploits)] if exploits else [])]:
+        output.data(line)
+
+
+def _show_points(title: str, rows: "Sequence[StatusRow]") -> None:
     head = ["op", "arch", "dims", "tokens", "kernel", "candidate", "label", "trust", "promoted", "stale"]
     lines = [
         [r.op, r.arch, r.dims, r.tokens, f"#{r.seq}", r.candidate[:12], r.label, r.trust, r.promoted, _mark(r.stale)]
         for r in rows
     ]
-    output.show_table(f"{place.path}, seq {manifest.seq}", head, lines, right=(3,))
-    for line in old:
-        output.data(line)
+    output.show_table(title, head, lines, right=(3,))
 
 
 def _mark(stale: str) -> str:
