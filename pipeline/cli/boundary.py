@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,9 @@ INSTALL = (
 )
 
 
+SAME_WISH_S = 3.0
+
+
 class Usage(ValueError):
     """A wrong argument: one line that says what would be right."""
 
@@ -68,6 +72,7 @@ class Stopped(Exception):
 
 
 _signalled = threading.Event()  # a signal asked this command to stop
+_when = [0.0]  # by the monotonic clock
 
 ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
@@ -118,8 +123,15 @@ def _interrupted() -> int:
 
 
 def _stopped(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a command as Ctrl-C does: the run is marked and can be resumed."""
+    """SIGTERM ends a command as Ctrl-C does: the run is marked and can be resumed.
+
+    Signals that follow at once are the same wish, and let what the first one began come to its end.
+    """
+    now = time.monotonic()
+    if _signalled.is_set() and now - _when[-1] < SAME_WISH_S:
+        return
     _signalled.set()
+    _when[:] = [now]
     raise KeyboardInterrupt
 
 

@@ -36,7 +36,6 @@ class World:
     """What is wrong with the world that a command runs in; see zygote.py and world.c."""
 
     clock: int = 0
-    after: int = 0
     slow: int = 0
     full: bool = False
     place: str = ""

@@ -21,7 +21,7 @@ def faults() -> str:
     kept = stored()
     deep = sum(c.deep for c in world.values()) + sum(c.deep for c in kept.values())
     parts = [
-        f"{len(world)} cases of the world and {len(kept)} of stored files; {deep} of them (deep) run under `make deep`.\n",
+        f"{len(world)} cases of the world and {len(kept)} of stored files; {deep} (deep) run under `make deep`.\n",
         "| what happens | shown by |\n|---|---|\n"
         + "".join(f"| {ROWS[row]} | {', '.join(names)} |\n" for row, names in by_row.items()),
         "### The world\n\n| case | what happens | must be noticed by | must end as | defence | without it |\n"
@@ -37,7 +37,8 @@ def faults() -> str:
             )
             for name, c in world.items()
         ),
-        "### Stored files\n\n| case | what happens | of | must end as | defence | without it |\n|---|---|---|---|---|---|\n"
+        "### Stored files\n\n| case | what happens | of | must end as | defence | without it |\n"
+        "|---|---|---|---|---|---|\n"
         + "".join(
             _line(name, k.what + _deep(k.deep), k.of, k.must, k.off.words, f"`{k.then}`") for name, k in kept.items()
         ),

@@ -4,7 +4,7 @@ Started as `python -I zygote.py`, with world.c in LD_PRELOAD. A request is a JSO
 
     argv, cwd, env         of the command; stdout and stderr go to the files `out` and `err`
     edits                  [[module, [[old, new], ...]], ...]: the command runs on copies of modules edited so
-    clock, after, slow, full, place   what goes wrong with the world (world.c)
+    clock, slow, full, place   what goes wrong with the world (world.c)
     uid                    the user that it runs as, 0: this one
     encoding               of stdout and stderr
     read_only              a folder that is mounted read-only, "" for none
@@ -96,8 +96,8 @@ def become(request: dict[str, Any]) -> None:
         os.setresgid(*[request["uid"]] * 3)
         os.setresuid(*[request["uid"]] * 3)
     world = ctypes.CDLL(None).kgen_world
-    world.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
-    world(request["clock"], request["after"], request["slow"], request["full"], os.fsencode(request["place"]))
+    world.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
+    world(request["clock"], request["slow"], request["full"], os.fsencode(request["place"]))
     sys.argv = ["kgen", *request["argv"]]
     from kgen.cli import main
 
