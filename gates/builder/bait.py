@@ -142,27 +142,27 @@ class Grounds:
         """Folders where nothing may be written."""
         return [*PLACES, str(Path.home()), str(self.folder), str(self.jobs), *own_packages(), sys.prefix]
 
-    def bait(self, level: Level, kind: str, sibling: Path, places: list[str]) -> dict[str, Any]:
-        """What a probe is told, as JSON values. `kind`: the fence."""
+    def bait(self, level: Level, kind: str, places: list[str], private: bool) -> dict[str, Any]:
+        """What a probe is told, as JSON values. `kind`: the fence; `private`: whether it goes for what is no bait."""
         limits, home = fence.Limits(), Path.home()
-        private = [p for p in (*FILES, *(f"{home}/{name}" for name in IN_HOME)) if os.access(p, os.R_OK)]
+        own = [p for p in (*FILES, *(f"{home}/{name}" for name in IN_HOME)) if os.access(p, os.R_OK)]
         return {
             "fence": kind,
             "say": f"{level.name}-{kind}",
             "secret": self.secret,
             "mark": self.mark,
             "places": places,
-            "files": [f"{self.folder}/secret", *(private if places else [])],
+            "files": [f"{self.folder}/secret", *(own if private else [])],
             "home": str(home),
-            "names": _private_names(home) if places else [],
-            "sibling": str(sibling),
+            "names": _private_names(home) if private else [],
+            "sibling": str(self.sibling(level)),
             "outsider": self.outsider.pid,
             "unix": self.outsider.socket,
             "abstract": self.outsider.abstract,
             "tcp": self.outsider.ports["tcp"],
             "tcp6": self.outsider.ports.get("tcp6", self.outsider.ports["tcp"]),
             "udp": self.outsider.ports["udp"],
-            "dns": _name_servers() if places else [],
+            "dns": _name_servers() if private else [],
             "caps": level.keeps,
             "processes": 0 if kind == JOB else OWN_USER_PROCESSES,
             "threads": OWN_USER_PROCESSES,

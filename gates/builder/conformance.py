@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -98,24 +98,22 @@ def check(levels: Sequence[str] = (), lines: Sequence[Line] = LINES) -> Report:
         active = ""
     wanted = [name for name in (levels or LEVELS) if not why[name]]
     with laid_out() as grounds:
-        results = [r for name in wanted for r in check_level(LEVELS[name], grounds, lines, grounds.places())]
+        results = [r for name in wanted for kind in FENCES for r in _trial(LEVELS[name], kind, grounds, lines)]
     decisive = tuple(levels) or ((active,) if active else ())
     return Report(active, decisive, why, tuple(results), time.monotonic() - began)
 
 
-def check_level(level: Level, grounds: Grounds, lines: Sequence[Line], places: list[str]) -> Iterator[Result]:
-    """`places`: folders outside that a probe tries to write to; none: it leaves all but its bait alone."""
-    for kind in FENCES:
-        trial = Trial(level, kind, grounds, places)
-        yield from trial.results([line for line in lines if kind in line.fences])
+def _trial(level: Level, kind: str, grounds: Grounds, lines: Sequence[Line]) -> list[Result]:
+    return Trial(level, kind, grounds, grounds.places()).results([line for line in lines if kind in line.fences])
 
 
 class Trial:
     """All lines of one level in one fence."""
 
-    def __init__(self, level: Level, kind: str, grounds: Grounds, places: list[str]) -> None:
+    def __init__(self, level: Level, kind: str, grounds: Grounds, places: list[str], private: bool = True) -> None:
+        """`places`: folders outside that a probe tries to write to; `private`: whether it goes for what is no bait."""
         self._level, self._kind, self._grounds, self._places = level, kind, grounds, places
-        self._bait = grounds.bait(level, kind, grounds.sibling(level), places)
+        self._bait = grounds.bait(level, kind, places, private)
         self._mark = grounds.outsider.mark()
 
     def results(self, lines: Sequence[Line]) -> list[Result]:
