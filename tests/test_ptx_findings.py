@@ -108,7 +108,11 @@ def exchange(between: str, mask: int) -> str:
         ("bar.warp.sync -1;", 1, False),
         ("bar.warp.sync -1;", 32, True),
         ("", 1, True),
-        ("shfl.sync.idx.b32 %r9, %r5, 0, 31, -1;", 5, False),
+        ("shfl.sync.idx.b32 %r9, %r5, 0, 31, -1;", 5, True),
+        ("vote.sync.ballot.b32 %r9, %p0, -1;", 5, True),
+        ("setp.eq.u32 %p0, %r1, %r1;\nelect.sync %r9|%p0, -1;", 1, True),
+        ("fence.acq_rel.cta;", 1, True),
+        ("fence.acq_rel.cta;\nbar.warp.sync -1;\nshfl.sync.idx.b32 %r9, %r5, 0, 31, -1;", 5, False),
         ("fence.acq_rel.cta;", 32, True),
     ],
 )

@@ -167,8 +167,9 @@ def note_read(
             unset &= (flags == 0).any(axis=1)
         if unset.any():
             m.report(Kind.UNINITIALISED, "reads what was never written", target.keep(unset))
-    if stamps is not None and tensor is None:
-        hidden = region.hidden(m.clocks, target.offsets, width, target.index)
+    if stamps is not None and m.clocks.proxies:
+        space = "shared" if tensor is None else "global"
+        hidden = region.hidden(m.clocks, space, target.offsets, width, target.index)
         if hidden.any():
             text = "an asynchronous read of what an ordinary store wrote, without fence.proxy.async between the two"
             m.report(Kind.PROXY, text, target.keep(hidden))
@@ -224,12 +225,13 @@ def _race(m: "Machine", target: Target, conflict: Conflict, does: str) -> None:
     did = "wrote" if conflict.wrote else "read"
     asynchronous = agent >= m.clocks.warps
     who = "asynchronous work" if asynchronous else "another thread"
-    same = (
-        int(conflict.stamp[0] >> AGENT) // m.clocks.agents
-        == int(m.clocks.own[m.lanes.row[target.index[conflict.at[0]]]]) // m.clocks.agents
-    )
-    where = "" if same else " of another CTA"
+    mine, its = int(m.clocks.own[m.lanes.row[target.index[conflict.at[0]]]]), int(conflict.stamp[0] >> AGENT)
+    where = "" if its // m.clocks.agents == mine // m.clocks.agents else " of another CTA"
+    if its == mine:
+        where = " of the same warp"
     message = (
         f"{does} what {who}{where} {did} at line {other.line} (`{other.text[:80]}`), with no order between the two"
     )
+    if its == mine:
+        message += ": lanes of a warp are ordered by bar.warp.sync or a barrier, not by shfl, vote or mma"
     m.report(Kind.ASYNC if asynchronous else Kind.RACE, message, target.keep(conflict.at))

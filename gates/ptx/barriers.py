@@ -43,7 +43,8 @@ class CtaBarriers:
         self._at = np.full(m.lanes.rows, -1, np.int64)  # instruction that a warp waits at
         self._id = np.zeros(m.lanes.rows, np.int64)
         self._known: dict[int, Array] = {}  # barrier -> what arrivals that do not wait knew
-        self._votes: dict[int, Array] = {}
+        self._says: dict[int, Array] = {}  # barrier -> what each lane of the wave brings to it (bar.red)
+        self._asks: dict[int, tuple[int, str]] = {}  # instruction -> its result's register, and how it joins
 
     @property
     def waiting(self) -> bool:
@@ -63,13 +64,39 @@ class CtaBarriers:
         self.check()
         return False
 
+    def reduce(self, group: Group, number: int, threads: int, yes: Array, result: int, op: str) -> None:
+        """As `sync`, always parked; `yes` of all lanes that came are counted or joined into a register of each."""
+        m = self._m
+        rows, _ = whole_rows(m, group)
+        mine = m.mask_of_rows(rows)
+        self._says[number] = np.where(mine, yes, self._says.get(number, False))
+        self._asks[m.pc] = result, op
+        self._come(rows, number, threads)
+        self._at[rows], self._id[rows] = m.pc, number
+        self.check()
+
+    def _answer(self, number: int, rows: Array) -> None:
+        """The results of bar.red for warps of one CTA that a barrier lets go."""
+        m = self._m
+        for pc in np.unique(self._at[rows]).tolist():
+            if pc not in self._asks:
+                continue
+            result, op = self._asks[pc]
+            mask = m.mask_of_rows(rows)
+            said = self._says[number][mask]
+            answer = said.sum() if op == "popc" else said.all() if op == "and" else said.any()
+            if result >= 0:
+                new = m.registers[result].copy()
+                new[m.mask_of_rows(rows[self._at[rows] == pc])] = answer
+                m.registers[result] = new
+
     def arrive(self, group: Group, number: int, threads: int) -> Group | None:
         """The warps that have arrived and go on."""
         m = self._m
         rows, _ = whole_rows(m, group)
         self._come(rows, number, threads)
         known = self._known.setdefault(number, np.zeros((m.lanes.ctas, m.clocks.columns), np.uint32))
-        np.maximum.at(known, m.cta_of_row[rows], m.clocks.vc[rows])
+        np.maximum.at(known, m.cta_of_row[rows], m.clocks.told(rows))
         m.clocks.tick(rows)
         self.check()
         return m.group_of_rows(rows)
@@ -97,7 +124,9 @@ class CtaBarriers:
         self._participation(done, released)
         for cta, number in np.argwhere(done).tolist():
             rows = np.flatnonzero(released & (m.cta_of_row == cta) & (self._id == number))
-            known = m.clocks.vc[rows].max(axis=0) if len(rows) else None
+            known = m.clocks.told(rows).max(axis=0) if len(rows) else None
+            if self._asks:
+                self._answer(number, rows)
             if number in self._known:
                 before = self._known[number][cta]
                 known = before.copy() if known is None else np.maximum(known, before)
@@ -142,6 +171,7 @@ class ClusterBarrier:
         self._arrivals = np.zeros(m.lanes.rows, np.int64)
         self._known = np.zeros((self._clusters, m.clocks.columns), np.uint32)
         self._met = np.zeros_like(self._known)  # what was done before arrivals, relaxed ones too
+        self.met = np.zeros((m.lanes.ctas if m.geometry.cluster_size > 1 else 0, m.clocks.columns), np.uint32)
         self._at = np.full(m.lanes.rows, -1, np.int64)
 
     def _done(self) -> Array:
@@ -154,13 +184,13 @@ class ClusterBarrier:
         m = self._m
         rows, _ = whole_rows(m, group)
         self._arrivals[rows] += 1
-        np.maximum.at(self._met, m.cluster_of_row[rows], m.clocks.vc[rows])
+        known = m.clocks.told(rows)
+        np.maximum.at(self._met, m.cluster_of_row[rows], known)
         if release:
             if len(rows) == m.lanes.rows:
-                known = m.clocks.vc.reshape(self._clusters, -1, m.clocks.columns).max(axis=1)
-                self._known = np.maximum(self._known, known)
+                self._known = np.maximum(self._known, known.reshape(self._clusters, -1, m.clocks.columns).max(axis=1))
             else:
-                np.maximum.at(self._known, m.cluster_of_row[rows], m.clocks.vc[rows])
+                np.maximum.at(self._known, m.cluster_of_row[rows], known)
         m.clocks.tick(rows)
         self.check()
         return m.group_of_rows(rows)
@@ -176,7 +206,10 @@ class ClusterBarrier:
 
     def _learn(self, rows: Array) -> None:
         if len(rows):
-            self._m.clocks.learn(rows, self._known[self._m.cluster_of_row[rows]])
+            cta, cluster = self._m.cta_of_row[rows], self._m.cluster_of_row[rows]
+            if len(self.met):
+                self.met[cta] = np.maximum(self.met[cta], self._met[cluster])
+            self._m.clocks.learn(rows, self._known[cluster])
 
     def depart(self, rows: Array) -> None:
         """Warps that exit: all that came before the barriers they met at is over, whether it was released or not."""

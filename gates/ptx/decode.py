@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kgen.gates.ptx import flow, overflow
+from kgen.gates.ptx import flow, inflight, overflow, undefined
 from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.memory import Space
 from kgen.gates.ptx.plan import Decoder
@@ -20,6 +20,7 @@ MAKERS: dict[str, Maker] = {
     "bar": sync.bar,
     "barrier": sync.bar,
     "bra": control.bra,
+    "brx": control.brx,
     "cp": copy.cp,
     "createpolicy": control.nothing,
     "cvta": register.cvta,
@@ -73,9 +74,12 @@ def step(d: Decoder, i: Instruction) -> Step:
         made = overflow.watch(d, i, d.indexes[d.at], made)
     elif overflow.addresses(i):
         made = overflow.guard(d, i, made)
-    if d.accumulators and i.opcode not in ("wgmma", "mov"):
+    if d.watched and i.opcode != "wgmma":
         made = wgmma.guard(d, i, made)
-    return made if i.guard is None or i.opcode == "bra" else _guarded(d, i, made)
+    if d.followed:
+        made = undefined.watch(d, i, made)
+    whole = made if i.guard is None or i.opcode == "bra" else _guarded(d, i, made)
+    return undefined.guarded(d, i, whole) if d.followed else whole
 
 
 def _guarded(d: Decoder, i: Instruction, body: Step) -> Step:
@@ -98,7 +102,8 @@ def _guarded(d: Decoder, i: Instruction, body: Step) -> Step:
 
 def plan(module: Module, entry: Entry, space: Space) -> Plan:
     d = Decoder(module, entry, space)
-    d.accumulators = wgmma.accumulators(entry)
+    d.watched = inflight.watched(entry)
+    d.followed = undefined.followed(entry)
     d.indexes = overflow.watched(entry)
     steps = []
     for at, instruction in enumerate(entry.instructions):
@@ -117,9 +122,29 @@ def plan(module: Module, entry: Entry, space: Space) -> Plan:
         _granules(entry),
         d.spins,
         any(order.across(i) for i in entry.instructions),
-        any(i.opcode == "wgmma" or (i.opcode == "cp" and "bulk_group" in i.modifiers) for i in entry.instructions),
+        _proxies(entry),
         frozenset(i.opcode for i in entry.instructions),
+        tuple(d.number(Reg(name), entry.instructions[0]) for name in sorted(d.followed)),
     )
+
+
+def _proxies(entry: Entry) -> frozenset[str]:
+    """Spaces that wgmma or bulk copies read and ordinary stores may write."""
+    found = set()
+    bulk = [i.modifiers for i in entry.instructions if i.opcode == "cp" and {"bulk", "async"} <= set(i.modifiers)]
+    loads = [m for m in bulk if "mbarrier::complete_tx::bytes" in m]
+    if any(i.opcode == "wgmma" for i in entry.instructions) or any("bulk_group" in m for m in bulk):
+        found.add("shared")
+    if any("global" not in m for m in loads):  # from shared memory into that of another CTA
+        found.add("shared")
+    stores = [i for i in entry.instructions if i.opcode in ("st", "atom", "red")]
+    if any("global" in m for m in loads) and any(not _is_shared(i) for i in stores):
+        found.add("global")
+    return frozenset(found)
+
+
+def _is_shared(i: Instruction) -> bool:
+    return any(m.startswith(("shared", "local", "param")) for m in i.modifiers)
 
 
 def _granules(entry: Entry) -> dict[str, int]:

@@ -14,7 +14,7 @@ class Kind(enum.StrEnum):
     RACE = "race"
     ASYNC = "async-not-waited"  # touches what an asynchronous copy may still be moving
     CLUSTER = "cluster-exit"  # shared memory of a CTA that may have ended
-    PROXY = "proxy-fence-missing"  # an asynchronous read of what an ordinary store wrote
+    PROXY = "proxy-fence-missing"  # asynchronous work on what a thread wrote: memory, or registers (wgmma.fence)
     PDL = "pdl-wait-missing"
     INPUT_WRITTEN = "input-written"
     BARRIER = "barrier-participation"

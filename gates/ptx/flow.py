@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from kgen.gates.ptx.syntax import Entry, Instruction, Sym
 from kgen.gates.ptx.tokens import PtxError
 
+BRANCHES = ("bra", "brx")
 WAITING = ("test_wait", "try_wait", "acquire", "relaxed", "volatile", "mmio")
 
 
@@ -16,36 +17,59 @@ def target(entry: Entry, instruction: Instruction) -> int:
     return entry.labels[operand.name]
 
 
+def targets(entry: Entry, instruction: Instruction) -> list[int]:
+    """Indexes of the instructions that a branch may go to; none for other instructions."""
+    if instruction.opcode == "brx":
+        return listed(entry, instruction)
+    return [target(entry, instruction)] if instruction.opcode == "bra" else []
+
+
+def listed(entry: Entry, instruction: Instruction) -> list[int]:
+    """Where each index of `brx.idx index, list` goes."""
+    operand = instruction.operands[1] if len(instruction.operands) == 2 else None
+    names = entry.tables.get(operand.name, ()) if isinstance(operand, Sym) else ()
+    if not names or any(name not in entry.labels for name in names):
+        raise PtxError(instruction.line, "brx.idx needs a list of labels of its entry")
+    return [entry.labels[name] for name in names]
+
+
 def _ends(instruction: Instruction) -> bool:
     """Whether nothing falls through."""
-    return instruction.opcode in ("bra", "exit", "ret", "trap") and instruction.guard is None
+    return instruction.opcode in (*BRANCHES, "exit", "ret", "trap") and instruction.guard is None
 
 
 def leaders(entry: Entry) -> set[int]:
     """Instructions that something branches to."""
-    return {target(entry, i) for i in entry.instructions if i.opcode == "bra"}
+    return {to for i in entry.instructions for to in targets(entry, i)}
 
 
-def ranks(entry: Entry) -> list[int]:
-    """A number for each instruction (and the end): lanes at smaller ones run first. Reverse postorder of the blocks."""
+def blocks(entry: Entry) -> tuple[list[tuple[int, int]], list[list[int]]]:
+    """Start and end of every block, and the blocks that follow it: the next one first, what it branches to last."""
     code = entry.instructions
-    starts = sorted({0, *leaders(entry), *(i + 1 for i, x in enumerate(code) if x.opcode == "bra" or _ends(x))})
+    starts = sorted({0, *leaders(entry), *(i + 1 for i, x in enumerate(code) if x.opcode in BRANCHES or _ends(x))})
     starts = [s for s in starts if s < len(code)]
     ends = [*starts[1:], len(code)]
     number = {s: i for i, s in enumerate(starts)}
     following: list[list[int]] = []
-    for _, end in zip(starts, ends, strict=True):
+    for end in ends:
         last = code[end - 1]
         after = [] if _ends(last) or end == len(code) else [number[end]]
-        if last.opcode == "bra" and (to := target(entry, last)) < len(code):
-            after.append(number[to])  # visited last, so that it comes first: a loop's body before its exit
+        # visited last, so that they come first: a loop's body before its exit
+        after += [number[to] for to in targets(entry, last) if to < len(code)]
         following.append(after)
+    return list(zip(starts, ends, strict=True)), following
+
+
+def ranks(entry: Entry) -> list[int]:
+    """A number for each instruction (and the end): lanes at smaller ones run first. Reverse postorder of the blocks."""
+    count = len(entry.instructions) + 1
+    parts, following = blocks(entry)
     position = _reverse_postorder(following)
-    found = [0] * (len(code) + 1)
-    for block, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    found = [0] * count
+    for block, (start, end) in enumerate(parts):
         for i in range(start, end):
-            found[i] = position[block] * (len(code) + 1) + i
-    found[len(code)] = (len(code) + 1) ** 2
+            found[i] = position[block] * count + i
+    found[-1] = count**2
     return found
 
 
@@ -70,10 +94,11 @@ def _reverse_postorder(following: Sequence[Sequence[int]]) -> dict[int, int]:
 
 def spins(entry: Entry) -> Mapping[int, bool]:
     """Branch backwards -> whether what it jumps over can wait for another thread."""
-    found = {}
+    found: dict[int, bool] = {}
     for at, instruction in enumerate(entry.instructions):
-        if instruction.opcode == "bra" and (to := target(entry, instruction)) <= at:
-            found[at] = any(_waits(i) for i in entry.instructions[to : at + 1])
+        for to in targets(entry, instruction):
+            if to <= at:
+                found[at] = found.get(at, False) or any(_waits(i) for i in entry.instructions[to : at + 1])
     return found
 
 

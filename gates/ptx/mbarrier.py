@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kgen.gates.ptx.access import resolve
-from kgen.gates.ptx.clocks import MAX_BARRIERS
+from kgen.gates.ptx.clocks import AGENT, CLOCK_MASK, LANE, LANE_MASK, MAX_BARRIERS
 from kgen.gates.ptx.findings import Kind
+from kgen.gates.ptx.geometry import WARP
 from kgen.gates.ptx.state import Machine
 from kgen.gates.ptx.target import Target
 from kgen.gates.ptx.wave import Group
@@ -27,13 +28,18 @@ class Mbarriers:
         self._bytes = np.zeros(shape, np.int64)
         self.phase = np.zeros(shape, np.int64)
         self._made = np.zeros(shape, np.uint64)  # stamps of the initialisations
+        self._shown = np.zeros(shape, np.bool_)  # ... and whether a fence has shown them to other CTAs and to copies
         self._known: dict[int, Array] = {}  # slot -> (CTAs, columns), of the phase that is open
         self._done: dict[int, Array] = {}  # ... of the phases that are complete
         self._flying: list[tuple[Array, Array, Array]] = []  # CTA, slot, bytes
         self._parked: list[tuple[int, Array, Array, Array, Array]] = []  # pc, lanes, CTA, slot, phase to complete
 
-    def locate(self, space: str, addresses: Array, index: Array, fresh: bool = False) -> tuple[Array, Array, Array]:
-        """(positions, CTAs, slots) of the barriers at some addresses; what is no barrier is reported and left out."""
+    def locate(
+        self, space: str, addresses: Array, index: Array, fresh: bool = False, copies: bool = False
+    ) -> tuple[Array, Array, Array]:
+        """(positions, CTAs, slots) of the barriers at some addresses; what is no barrier is reported and left out.
+
+        `copies`: an asynchronous copy will complete on them."""
         m = self._m
         parts = []
         for target in resolve(m, space, addresses, index, 8, True):
@@ -48,7 +54,7 @@ class Mbarriers:
                 m.report(Kind.MBARRIER, "an mbarrier that was not initialised", target.keep(slot < 0))
             right = slot >= 0
             if not fresh:
-                self._early(target.keep(right), cta[right], slot[right])
+                self._early(target.keep(right), cta[right], slot[right], copies)
             parts.append((at[right], cta[right], slot[right]))
         if len(parts) == 1:
             return parts[0]
@@ -56,14 +62,47 @@ class Mbarriers:
         at, cta, slot = (np.concatenate([p[i] for p in parts]) if parts else empty for i in range(3))
         return at, cta, slot
 
-    def _early(self, target: Target, cta: Array, slot: Array) -> None:
-        """Reports uses without order after the initialisation. In clusters a relaxed barrier orders it: not judged."""
+    def _early(self, target: Target, cta: Array, slot: Array, copies: bool) -> None:
+        """Reports uses without order after the initialisation, and copies that no fence has shown it to.
+
+        A barrier of the cluster orders an initialisation that a fence has shown also where its arrivals are relaxed."""
         m = self._m
-        if m.geometry.cluster_size > 1:
-            return
-        early = ~m.clocks.ordered(self._made[cta, slot][:, None], target.index)[:, 0]
+        made, shown = self._made[cta, slot], self._shown[cta, slot]
+        early = ~m.clocks.ordered(made[:, None], target.index)[:, 0]
+        if early.any() and m.geometry.cluster_size > 1:
+            row = m.lanes.row[target.index]
+            column = (made >> AGENT).astype(np.int64) - m.clocks.first[row]
+            inside = (column >= 0) & (column < m.clocks.width - 1)
+            met = m.cluster.met[m.cta_of_row[row], np.where(inside, column, 0)]
+            early &= ~(shown & inside & (met >= (made & CLOCK_MASK)))
         if early.any():
-            m.report(Kind.MBARRIER, "an mbarrier whose initialisation has no order before this", target.keep(early))
+            text = "an mbarrier whose initialisation has no order before this"
+            m.report(Kind.MBARRIER, text, target.keep(early))
+        if copies and (hidden := ~shown & ~early).any():
+            text = (
+                "an asynchronous copy completes on an mbarrier whose initialisation neither fence.mbarrier_init nor "
+                "fence.proxy.async has shown to it"
+            )
+            m.report(Kind.MBARRIER, text, target.keep(hidden))
+
+    def show(self, group: Group, proxy: bool) -> None:
+        """A fence shows the initialisations that its own threads made, fence.proxy.async all that they know of."""
+        m = self._m
+        used = np.arange(MAX_BARRIERS) < self._used[:, None]
+        cta, slot = np.nonzero(used & ~self._shown)
+        if not len(cta):
+            return
+        made = self._made[cta, slot]
+        warp = (made >> AGENT).astype(np.int64) % m.clocks.agents
+        lane = ((made >> LANE) & LANE_MASK).astype(np.int64)
+        self._shown[cta, slot] = group.dense[(cta * m.lanes.warps + warp) * WARP + lane]
+        if proxy:
+            rows = group.rows
+            pairs = np.nonzero(m.cta_of_row[rows][:, None] == cta[None, :])
+            index = rows[pairs[0]] * WARP
+            known = m.clocks.ordered(made[pairs[1]][:, None], index)[:, 0]
+            some = pairs[1][known]
+            self._shown[cta[some], slot[some]] = True
 
     def _new(self, cta: Array, word: Array, slot: Array) -> Array:
         for i in np.flatnonzero(slot < 0).tolist():
@@ -81,6 +120,7 @@ class Mbarriers:
         self._bytes[cta, slot] = 0
         self.phase[cta, slot] = 0
         self._made[cta, slot] = self._m.clocks.stamps(group.index)[at]
+        self._shown[cta, slot] = False
         self._m.mutations += 1
 
     def invalidate(self, group: Group, space: str, addresses: Array) -> None:
@@ -92,12 +132,13 @@ class Mbarriers:
             table[slot] = np.zeros((self._m.lanes.ctas, self._m.clocks.columns), np.uint32)
         return table[slot]
 
-    def teach(self, cta: Array, slot: Array, rows: Array, known: Array) -> None:
-        """What the warps `rows` of arrivals know (a row of `known` each) is known to who waits for the open phase."""
+    def teach(self, cta: Array, slot: Array, rows: Array, those: Array, known: Array) -> None:
+        """What the warps `rows` of arrivals tell (`known`: a row for each of `those`) is known to who waits for the
+        open phase."""
         for number in np.unique(slot).tolist():
             chosen = slot == number
             pairs = np.unique(np.stack([cta[chosen], rows[chosen]]), axis=1)
-            np.maximum.at(self._know(self._known, number), pairs[0], known[pairs[1]])
+            np.maximum.at(self._know(self._known, number), pairs[0], known[np.searchsorted(those, pairs[1])])
 
     def expect(self, cta: Array, slot: Array, count: Array) -> None:
         np.add.at(self._bytes, (cta, slot), count.astype(np.int64))
@@ -108,8 +149,9 @@ class Mbarriers:
         phase = self.phase[cta, slot].copy()
         rows = m.lanes.row[group.index[at]]
         if release:
-            self.teach(cta, slot, rows, m.clocks.vc)
-            m.clocks.tick(np.unique(rows))
+            those = np.unique(rows)
+            self.teach(cta, slot, rows, those, m.clocks.told(those))
+            m.clocks.tick(those)
         np.subtract.at(self._pending, (cta, slot), counts.astype(np.int64))
         if (self._pending[cta, slot] < 0).any():
             wrong = at[self._pending[cta, slot] < 0]

@@ -46,6 +46,7 @@ class _Body:
     variables: list[Variable] = field(default_factory=list)
     pending: list[tuple[list[Token], _Scope]] = field(default_factory=list)  # instructions before names are known
     labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, tuple[list[str], _Scope]] = field(default_factory=dict)  # names of labels before they are known
     scopes: int = 0
 
 
@@ -254,6 +255,10 @@ class _Parser:
                     raise PtxError(token.line, f"label {token.text} is there twice")
                 scope.labels[token.text] = unique
                 body.labels[unique] = len(body.pending)
+                if self._is(".branchtargets"):
+                    self._next()
+                    body.tables[unique] = ([t.text for t in self._until(";") if t.text != ","], scope)
+                    self._take(";")
             elif token.text != ";":
                 body.pending.append(([token, *self._until(";")], scope))
                 self._take(";")
@@ -290,4 +295,5 @@ def _unique(name: str, scope: _Scope) -> str:
 
 def _finish(name: str, params: list[Param], limits: dict[str, tuple[int, ...]], body: _Body) -> Entry:
     made = tuple(instruction(given, scope.register, scope.label) for given, scope in body.pending)
-    return Entry(name, tuple(params), body.registers, tuple(body.variables), made, body.labels, limits)
+    tables = {n: tuple(s.label(one) or one for one in given) for n, (given, s) in body.tables.items()}
+    return Entry(name, tuple(params), body.registers, tuple(body.variables), made, body.labels, limits, tables)

@@ -36,7 +36,8 @@ class Decoder:
             at += param.size
         self.symbols: dict[str, int] = {name: offset for name, (offset, _) in self.params.items()}
         self.indexes: Mapping[int, bool] = {}  # instructions that compute addresses -> whether they are signed
-        self.accumulators: frozenset[str] = frozenset()  # registers that wgmma writes
+        self.followed: frozenset[str] = frozenset()  # registers that may be read before they are written
+        self.watched: frozenset[str] = frozenset()  # registers that wgmma uses
         self.at = 0  # index of the instruction that is decoded
         self.shared = self._lay_out([*module.variables, *entry.variables], "shared", SHARED_START)
         self.local = self._lay_out(entry.variables, "local", 0)

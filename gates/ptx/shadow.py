@@ -51,10 +51,10 @@ class Region:
         found: Array = np.any(np.take(rows, at, axis=0) == 0, axis=1)
         return found
 
-    def hidden(self, clocks: Clocks, offsets: Array, width: int, index: Array) -> Array:
+    def hidden(self, clocks: Clocks, space: str, offsets: Array, width: int, index: Array) -> Array:
         """Whether each asynchronous read meets writes that are not visible to it."""
         rows, at = self._rows(self.writes, offsets, width)
-        found: Array = np.any(clocks.hidden(np.take(rows, at, axis=0), index), axis=1)
+        found: Array = np.any(clocks.hidden(space, np.take(rows, at, axis=0), index), axis=1)
         return found
 
     def read(

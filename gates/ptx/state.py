@@ -11,6 +11,7 @@ from kgen.gates.ptx.budget import Before, Run, StoppedError, UnsupportedError
 from kgen.gates.ptx.clocks import Clocks
 from kgen.gates.ptx.findings import Finding, Kind
 from kgen.gates.ptx.geometry import WARP, Geometry, Specials
+from kgen.gates.ptx.inflight import InFlight
 from kgen.gates.ptx.matrix.tma import TensorMap
 from kgen.gates.ptx.memory import Block, Tensor
 from kgen.gates.ptx.schedule import Ready
@@ -39,8 +40,9 @@ class Plan:
     granules: Mapping[str, int]  # "shared", "global" -> bytes of the narrowest access
     spins: Mapping[int, bool]  # branch backwards -> whether it can wait for another thread
     whole_grid: bool  # CTAs may synchronise through global memory
-    proxy: bool  # shared memory is read asynchronously
+    proxies: frozenset[str]  # spaces that asynchronous work reads and threads may write: "shared", "global"
     uses: frozenset[str] = field(default_factory=frozenset)  # opcodes
+    followed: tuple[int, ...] = ()  # registers that may be read before they are written
 
 
 class CtaTable(Protocol):
@@ -48,11 +50,14 @@ class CtaTable(Protocol):
 
     def sync(self, group: Group, number: int, threads: int) -> bool: ...
     def arrive(self, group: Group, number: int, threads: int) -> Group | None: ...
+    def reduce(self, group: Group, number: int, threads: int, yes: Array, result: int, op: str) -> None: ...
     def check(self) -> None: ...
 
 
 class ClusterTable(Protocol):
     """Barriers of clusters: barriers.py."""
+
+    met: Array  # what each CTA was told, by relaxed arrivals too
 
     def arrive(self, group: Group, release: bool) -> Group | None: ...
     def wait(self, group: Group) -> Group | None: ...
@@ -63,10 +68,13 @@ class ClusterTable(Protocol):
 class MbarrierTable(Protocol):
     """mbarrier objects: mbarrier.py."""
 
-    def locate(self, space: str, addresses: Array, index: Array, fresh: bool = False) -> tuple[Array, Array, Array]: ...
+    def locate(
+        self, space: str, addresses: Array, index: Array, fresh: bool = False, copies: bool = False
+    ) -> tuple[Array, Array, Array]: ...
+    def show(self, group: Group, proxy: bool) -> None: ...
     def init(self, group: Group, space: str, addresses: Array, counts: Array) -> None: ...
     def invalidate(self, group: Group, space: str, addresses: Array) -> None: ...
-    def teach(self, cta: Array, slot: Array, rows: Array, known: Array) -> None: ...
+    def teach(self, cta: Array, slot: Array, rows: Array, those: Array, known: Array) -> None: ...
     def expect(self, cta: Array, slot: Array, count: Array) -> None: ...
     def arrive(
         self, group: Group, at: Array, cta: Array, slot: Array, counts: Array, release: bool = True
@@ -113,18 +121,19 @@ class Machine:
         self.shared_region = Region(len(self.shared.data), plan.granules["shared"])
         self.local = Block(np.zeros(max(self.local_size * self.lanes.count, 32), np.uint8))
         self.params = Block(np.frombuffer(params + bytes(-len(params) % 32 + 32), np.uint8).copy())
-        self.clocks = Clocks(geometry, ctas, self.lanes, plan.whole_grid, "mbarrier" in plan.uses, plan.proxy)
+        self.clocks = Clocks(geometry, ctas, self.lanes, plan.whole_grid, "mbarrier" in plan.uses, plan.proxies)
         self.rng = np.random.default_rng(run.seed)
         self.ready = Ready(self.lanes, plan.ranks, run.seed)
         self.carry = np.zeros(self.lanes.count, np.bool_)
         self.commits = np.zeros(self.lanes.count, np.int64)  # committed groups of cp.async
         self.bulk_commits = np.zeros(self.lanes.count, np.int64)
-        self.wgmma_commits = np.zeros(self.lanes.rows, np.int64)
-        self.wgmma_done = np.zeros(self.lanes.rows, np.int64)  # groups that a warp has waited for
-        self.wgmma_open: dict[int, Array] = {}  # accumulator -> group of each warp that writes it last
+        self.inflight = InFlight(self.lanes.rows)
+        # register -> lanes for which it holds nothing that was computed
+        self.undefined = {number: np.ones(self.lanes.count, np.bool_) for number in plan.followed}
         self.fenced: dict[int, Array] = {}  # warp -> what it knew at its last fence of a smaller scope
         self.heard: dict[int, Array] = {}  # warp -> what strong reads told it, for its next fence
-        self.sync: dict[tuple[int, int], Array] = {}  # (block, offset) -> what releases there told
+        # (block, offset) -> (scope, who is within it) -> what releases there told
+        self.sync: dict[tuple[int, int], dict[tuple[int, int], Array]] = {}
         self.marks: dict[int, Array] = {}  # register -> lanes whose index arithmetic wrapped around
         self.waited = np.zeros(self.lanes.rows, np.bool_)
         self.ended = np.zeros(len(ctas), np.bool_)  # CTAs of clusters
@@ -238,7 +247,7 @@ class Machine:
     def exit(self, group: Group) -> None:
         """Threads end: who waits for them looks again."""
         self.lanes.exit(group.dense)
-        if self.geometry.cluster_size > 1 or self.plan.proxy:
+        if self.geometry.cluster_size > 1 or "shared" in self.plan.proxies:
             self._leave(group)
         self.mutations += 1
         if self.lanes.alive:

@@ -1,7 +1,7 @@
 """Records of parsed PTX."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class Entry:
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]  # unique label -> index of an instruction (or their count)
     limits: Mapping[str, tuple[int, ...]]  # "reqntid", "maxntid", "reqnctapercluster", ...
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unique name -> labels of brx.idx
 
 
 @dataclass(frozen=True)

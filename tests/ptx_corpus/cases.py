@@ -56,6 +56,7 @@ SUMMED, ADDED = f32(60), f32(2, 60)
 SCATTERED = SLOTS.copy()
 SCATTERED[SLOT] += 2 * UPDATE
 ZERO1 = np.zeros(1, np.int32)
+HALF, COUNTED = i32(32), i32(64)
 
 CASES = {
     "row_sum": simple(ROWS, ROWS.sum(axis=1)),
@@ -70,6 +71,14 @@ CASES = {
     "bulk": simple(BULK, BULK),
     "store_bulk": simple(BULK[:3].copy(), BULK[:3] + 1),
     "box": simple(BOXES, BOXES),
+    "staged": given(
+        {"y": BULK[0][::-1] + 1},
+        x=("in", BULK[0]),
+        work=("workspace", np.zeros(64, np.float32)),
+        y=("out", np.zeros(64, np.float32)),
+    ),
+    "half": simple(HALF, np.where(LANES[:32] < 16, HALF, 7).astype(np.int32)),
+    "count": simple(COUNTED, np.full(64, (COUNTED > 49).sum(), np.int32)),
     "pipeline": simple(PIPE, PIPE[:, ::-1].copy()),
     "producer": simple(LINE[:32].copy(), LINE[31::-1] + 1),
     "warp_exchange": simple(BULK[0].copy(), BULK[0][LANES ^ 3]),
@@ -133,5 +142,11 @@ CASES = {
     ),
     "wgmma": given(
         {"y": A64 @ B64.T}, a=("in", bf16(A64)), b=("in", bf16(B64)), y=("out", np.zeros((64, 64), np.float32))
+    ),
+    "wgmma_loop": given(
+        {"y": A64 @ B64.T}, a=("in", bf16(A64)), b=("in", bf16(B64)), y=("out", np.zeros((64, 64), np.float32))
+    ),
+    "wgmma_registers": given(
+        {"y": 2 * A64 @ B64.T}, a=("in", bf16(A64)), b=("in", bf16(B64)), y=("out", np.zeros((64, 64), np.float32))
     ),
 }

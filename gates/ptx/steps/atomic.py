@@ -134,7 +134,7 @@ def _apply(m: Machine, target: Target, values: Array, extra: Array | None, how: 
         m.run.check()
         part = target.keep(chosen)
         if how.reads:
-            order.heard(m, part, how.acquires)
+            order.heard(m, part, how.acquires, how.scope)
         old = target.block.load(part.offsets, how.size)
         mine, before = values[at[chosen]], m.mutations
         new = how.function(old, mine, None if extra is None else extra[at[chosen]])

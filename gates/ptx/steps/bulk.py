@@ -103,13 +103,13 @@ def copy(d: Decoder, i: Instruction, spaces: tuple[str, ...]) -> Step:
             masks = mask(m, g)
             places, lane = spread(places, masks)
             barriers = spread(barriers, masks)[0]
-        at, cta, slot = m.mbarriers.locate("shared::cluster", barriers, g.index[lane])
+        at, cta, slot = m.mbarriers.locate("shared::cluster", barriers, g.index[lane], copies=True)
         stamps = m.mbarriers.stamp(cta, slot)
         for size, some in _by_size(m, sizes[lane[at]], g.index[lane[at]]):
             who = lane[at[some]]
             index = np.repeat(g.index[who], size // 16)
-            values = load(m, from_space, _pieces(sources[who], size), index, 16)
             marks = np.repeat(stamps[some], size // 16)
+            values = load(m, from_space, _pieces(sources[who], size), index, 16, 0, marks)
             for target in resolve(m, "shared::cluster", _pieces(places[at[some]], size), index, 16, True):
                 chosen = slice(None) if target.at is None else target.at
                 put(m, target, 16, values[chosen], 0, marks[chosen])

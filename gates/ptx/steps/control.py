@@ -3,6 +3,7 @@
 import numpy as np
 
 from kgen.gates.ptx import flow
+from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Ended, Machine, Step
@@ -35,6 +36,27 @@ def bra(d: Decoder, i: Instruction) -> Step:
         return Group(m.lanes, stays)
 
     return branch
+
+
+def brx(d: Decoder, i: Instruction) -> Step:
+    """brx.idx index, list: each lane goes where the list says for its index."""
+    if i.modifiers[:1] != ("idx",):
+        raise UnsupportedError(i)
+    to = flow.listed(d.entry, i)
+    index = d.picked(i.operands[0], "u32", i)
+    late = d.spins.get(d.at, False)
+
+    def step(m: "Machine", g: Group) -> Ended:
+        chosen = index(m, g)
+        if (beyond := chosen >= len(to)).any():
+            m.stop(Kind.TRAP, f"brx.idx has {len(to)} targets, and the index is beyond", g.index[beyond])
+        for number in np.unique(chosen).tolist():
+            mask = np.zeros(m.lanes.count, np.bool_)
+            mask[g.index[chosen == number]] = True
+            m.ready.add(to[number], mask, late)
+        return False
+
+    return step
 
 
 def leave(d: Decoder, i: Instruction) -> Step:

@@ -117,12 +117,12 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
     def step(m: "Machine", g: Group) -> Ended:
         at, cta, slot = m.mbarriers.locate(space, address(m, g), g.index)
         rows = m.lanes.row[g.index[at]]
-        known = np.zeros((m.lanes.rows, m.clocks.columns), np.uint32)
         issued = np.zeros(m.lanes.rows, np.int64)
         np.maximum.at(issued, rows, m.commits[g.index[at]] + 1)
-        every = np.arange(m.lanes.rows)
-        known[every, m.clocks.local(every, 1)] = issued
-        m.mbarriers.teach(cta, slot, rows, known)
+        those = np.unique(rows)
+        known = np.zeros((len(those), m.clocks.columns), np.uint32)
+        known[np.arange(len(those)), m.clocks.local(those, 1)] = issued[those]
+        m.mbarriers.teach(cta, slot, rows, those, known)
         if counts:
             m.mbarriers.arrive(g, at, cta, slot, np.ones(len(at), np.int64))
         return None

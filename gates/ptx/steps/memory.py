@@ -83,7 +83,7 @@ def ld(d: Decoder, i: Instruction) -> Step:
         got = load(m, where, addresses, g.index, each * count, scope)
         if scope:
             for target in resolve(m, where, addresses, g.index, each * count, False):
-                order.heard(m, target, acquires)
+                order.heard(m, target, acquires, scope)
         for number, value, size in zip(numbers, _columns(got, count, each), bits, strict=True):
             if number >= 0:
                 m.registers[number] = g.put(m.registers[number], sized(value, kind, size))

@@ -1,7 +1,9 @@
 """What strong accesses and fences tell other threads: release and acquire, over single locations of memory.
 
 Accesses without .volatile, .relaxed, .acquire or .release tell nothing. A release is joined to what was released there
-before (a release sequence of atomics), an acquire learns all of it.
+before (a release sequence of atomics), an acquire learns all of it. Both count within their scope alone: a release of
+CTA scope tells nothing to other CTAs, an acquire of CTA scope (or a fence of that scope after a relaxed read) learns
+nothing of them.
 """
 
 import numpy as np
@@ -41,16 +43,18 @@ def _places(target: Target) -> list[tuple[int, int]]:
 def tell(m: Machine, target: Target, releases: bool, joins: bool, scope: int) -> None:
     """A strong write: what the warp knows (release), or what fences have shown of it. `joins`: an atomic."""
     rows = m.lanes.row[target.index].tolist()
-    told = {row: m.clocks.vc[row].copy() if releases else _shown(m, row, scope) for row in set(rows)}
+    told = {row: m.clocks.told(np.array([row]))[0] if releases else _shown(m, row, scope) for row in set(rows)}
+    homes = {row: _home(m, row, scope) for row in told}
     if not m.sync and all(known is None for known in told.values()):
         return
     for row, place in zip(rows, _places(target), strict=True):
-        known = told[row]
-        before = m.sync.get(place) if joins else None
-        if known is not None:
-            m.sync[place] = known if before is None else np.maximum(known, before)
-        elif not joins:
+        known, home = told[row], homes[row]
+        if not joins:
             m.sync.pop(place, None)
+        if known is not None:
+            there = m.sync.setdefault(place, {})
+            before = there.get(home)
+            there[home] = known if before is None else np.maximum(known, before)
     if releases:
         m.clocks.tick(np.unique(m.lanes.row[target.index]))
 
@@ -64,43 +68,60 @@ def _shown(m: "Machine", row: int, scope: int) -> Array | None:
     return found
 
 
-def heard(m: Machine, target: Target, acquires: bool) -> None:
+def _home(m: Machine, row: int, scope: int) -> tuple[int, int]:
+    """Who may hear a release of a scope: the device, the warp's cluster, or its CTA."""
+    return scope, -1 if scope == 3 else int((m.cluster_of_row if scope == 2 else m.cta_of_row)[row])
+
+
+def heard(m: Machine, target: Target, acquires: bool, scope: int) -> None:
     """A strong read: what was released there is known now (acquire), or after the next fence."""
     if not m.sync:
         return
     rows = m.lanes.row[target.index].tolist()
     for row, place in set(zip(rows, _places(target), strict=True)):
-        known = m.sync.get(place)
-        if known is None:
-            continue
-        if acquires:
-            m.clocks.learn(np.array([row]), known)
-        else:
-            before = m.heard.get(row)
-            m.heard[row] = known if before is None else np.maximum(known, before)
+        for home, all_of_it in m.sync.get(place, {}).items():
+            if home != _home(m, row, home[0]):
+                continue
+            known = m.clocks.near(row, all_of_it, scope)
+            if acquires:
+                m.clocks.learn(np.array([row]), known)
+            else:
+                before = m.heard.get(row)
+                m.heard[row] = known if before is None else np.maximum(known, before)
 
 
 def fence(d: Decoder, i: Instruction) -> Step:
-    """fence and membar order memory; fence.proxy.async shows shared memory to asynchronous reads. Others do nothing."""
-    silent = any(m.startswith(("proxy", "mbarrier_init")) for m in i.modifiers)
-    shows = i.modifiers[:2] == ("proxy", "async") and "global" not in i.modifiers
-
-    wide = scope(i, True) == SCOPES["gpu"]
+    """fence and membar order memory."""
+    if any(m.startswith(("proxy", "mbarrier_init")) for m in i.modifiers):
+        return _special(i)
+    far = scope(i, True)
 
     def step(m: "Machine", g: Group) -> Ended:
-        if shows:
-            m.clocks.show(g.rows)
-        if silent:
-            return None
         rows = g.rows
         for row in rows.tolist():
-            if (known := m.heard.pop(row, None)) is not None:
-                m.clocks.learn(np.array([row]), known)
-        if wide:
+            if (known := m.heard.get(row)) is not None:
+                m.clocks.learn(np.array([row]), m.clocks.near(row, known, far))
+                if far == SCOPES["gpu"]:
+                    del m.heard[row]
+        if far == SCOPES["gpu"]:
             m.clocks.publish(rows)
-        for row in rows.tolist():
-            m.fenced[row] = m.clocks.vc[row].copy()
+        m.fenced.update(zip(rows.tolist(), m.clocks.told(rows), strict=True))
         m.clocks.tick(rows)
+        return None
+
+    return step
+
+
+def _special(i: Instruction) -> Step:
+    """fence.proxy.async shows memory to asynchronous work, fence.mbarrier_init initialisations; others do nothing."""
+    proxy = i.modifiers[:2] == ("proxy", "async")
+    spaces = [s for s in ("shared", "global") if any(m.startswith(s) for m in i.modifiers)] or ["shared", "global"]
+
+    def step(m: "Machine", g: Group) -> Ended:
+        if proxy:
+            m.clocks.show(g.rows, spaces)
+        if "shared" in spaces and (proxy or i.modifiers[0] == "mbarrier_init"):
+            m.mbarriers.show(g, proxy)
         return None
 
     return step

@@ -22,6 +22,8 @@ def bar(d: Decoder, i: Instruction) -> Step:
         return warp_sync(d, i)
     if modifiers[:1] == ("cluster",):
         return _cluster(d, i)
+    if modifiers[0] == "red":
+        return _reducing(d, i, modifiers)
     if modifiers[0] not in ("sync", "arrive") or set(modifiers[1:]) - {"aligned"}:
         raise UnsupportedError(i)
     arrives = modifiers[0] == "arrive"
@@ -50,6 +52,28 @@ def bar(d: Decoder, i: Instruction) -> Step:
             goes |= some.dense if ended is None else ended.dense if isinstance(ended, Group) else False
         left = Group(m.lanes, goes)
         return left if left.count else False
+
+    return step
+
+
+def _reducing(d: Decoder, i: Instruction, modifiers: tuple[str, ...]) -> Step:
+    """bar.red.{popc.u32, and.pred, or.pred} d, barrier[, threads], [!]p: a barrier that also counts or joins p."""
+    op, kind = modifiers[1], modifiers[-1]
+    if (op, kind) not in (("popc", "u32"), ("and", "pred"), ("or", "pred")) or len(i.operands) not in (3, 4):
+        raise UnsupportedError(i)
+    to, *fixed = i.operands[:-1]
+    numbers = [is_immediate(o) for o in fixed]
+    if any(n is None for n in numbers):
+        raise UnsupportedError(i, "a barrier that a register names")
+    barrier, threads = numbers[0] or 0, (numbers[1] or 0) if len(numbers) > 1 else 0
+    result, says = d.number(to, i), d.source(i.operands[-1], "pred", i)
+
+    def step(m: "Machine", g: Group) -> Ended:
+        if not 0 <= barrier < 16 or threads % WARP or threads > 1024:
+            m.stop(Kind.BARRIER, f"barrier {barrier} of {threads} threads cannot be", g.index)
+        yes = np.broadcast_to(says(m, Group(m.lanes, None)), m.lanes.count)
+        m.barriers.reduce(g, barrier, threads, yes, result, op)
+        return False
 
     return step
 

@@ -80,14 +80,16 @@ def _load(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
         coordinates, starts, barriers = _coordinates(m, g, axes), to(m, g), barrier(m, g)
         for described, every in _maps(m, where(m, g)):
             some = _right(m, described, g, every, coordinates, starts, False)
-            tile = _fetch(m, described, coordinates[some], g.index[some])
             places, signals, lane = starts[some], barriers[some], np.arange(len(some))
             if mask is not None:
                 masks = mask(m, g)[some]
                 places, lane = spread(places, masks)
                 signals = spread(signals, masks)[0]
-            at, cta, slot = m.mbarriers.locate("shared::cluster", signals, g.index[some][lane])
+            at, cta, slot = m.mbarriers.locate("shared::cluster", signals, g.index[some][lane], copies=True)
             stamps = m.mbarriers.stamp(cta, slot)
+            reads = np.zeros(len(some), np.uint64)
+            reads[lane[at]] = stamps
+            tile = _fetch(m, described, coordinates[some], g.index[some], reads)
             _fill(m, described, places[at], g.index[some][lane[at]], tile[lane[at]], stamps)
             m.mbarriers.complete(cta, slot, np.full(len(at), described.transaction_bytes))
         return None
@@ -95,12 +97,12 @@ def _load(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
     return step
 
 
-def _fetch(m: "Machine", described: TensorMap, coordinates: Array, index: Array) -> Array:
+def _fetch(m: "Machine", described: TensorMap, coordinates: Array, index: Array, stamps: Array) -> Array:
     """(copies, elements) from global memory; outside of the tensor the fill."""
     addresses, inside = described.global_addresses(coordinates)
     tile = np.full(inside.shape, described.fill, f"u{described.size}")
-    lanes = np.repeat(index, inside.shape[1]).reshape(inside.shape)
-    tile[inside] = load(m, "global", addresses[inside].astype(np.uint64), lanes[inside], described.size)
+    lanes, marks = (np.repeat(a, inside.shape[1]).reshape(inside.shape)[inside] for a in (index, stamps))
+    tile[inside] = load(m, "global", addresses[inside].astype(np.uint64), lanes, described.size, 0, marks)
     return tile
 
 

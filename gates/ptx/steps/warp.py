@@ -1,8 +1,7 @@
 """Instructions of a whole warp: shuffles, votes, match, redux, elect.
 
-Those with a member mask wait until the lanes it names have come. They order the memory accesses of the warp's lanes, as
-warp-synchronous code expects of them. A value from a lane outside the group is what that lane's register holds, and
-a finding.
+Those with a member mask wait until the lanes it names have come. None but bar.warp.sync orders the memory accesses of
+the warp's lanes. A value from a lane outside the group is what that lane's register holds, and a finding.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,6 @@ def bits_of(lanes: Array) -> Array:
 def together(m: "Machine", g: Group, members: Reader | None) -> Group | None:
     """The lanes whose fellow members (None: all lanes of the warp) are all here; the others stall."""
     if g.covers:
-        m.clocks.tick(None if g.mask is None else g.rows)
         return g
     here, live = bits_of(g.dense), bits_of(m.lanes.live)
     if members is None:
@@ -46,10 +44,7 @@ def together(m: "Machine", g: Group, members: Reader | None) -> Group | None:
         if apart.any():
             m.ready.stall(m.pc, apart)
     found = Group(m.lanes, ready)
-    if not found.count:
-        return None
-    m.clocks.tick(found.rows)
-    return found
+    return found if found.count else None
 
 
 def synced(members: Reader | None, body: Callable[["Machine", Group], None]) -> Step:
@@ -72,7 +67,7 @@ def mask_reader(d: Decoder, operand: Operand, i: Instruction) -> Reader | None:
 
 
 def warp_sync(d: Decoder, i: Instruction) -> Step:
-    return synced(mask_reader(d, i.operands[0], i), lambda m, g: None)
+    return synced(mask_reader(d, i.operands[0], i), lambda m, g: m.clocks.meet(None if g.mask is None else g.rows))
 
 
 def shfl(d: Decoder, i: Instruction) -> Step:

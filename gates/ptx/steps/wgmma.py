@@ -1,7 +1,7 @@
 """wgmma: four warps multiply matrices that lie in shared memory.
 
-Results are there at once; that accumulators are touched, or operands written over, before wgmma.wait_group is a
-finding. Not checked: that wgmma.fence orders writes of registers before it.
+Results are there at once; that accumulators or fragments of A are touched, or operands written over, before
+wgmma.wait_group is a finding, and so is a wgmma.fence that is missing (inflight.py).
 """
 
 import numpy as np
@@ -10,14 +10,14 @@ from kgen.gates.ptx.access import load
 from kgen.gates.ptx.budget import UnsupportedError
 from kgen.gates.ptx.findings import Kind
 from kgen.gates.ptx.geometry import WARP
+from kgen.gates.ptx.inflight import moves
 from kgen.gates.ptx.matrix import descriptor
 from kgen.gates.ptx.matrix import wgmma as forms
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
-from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.steps.matrix import expect, put_warps, whole_warps
 from kgen.gates.ptx.steps.register import is_immediate
-from kgen.gates.ptx.syntax import Entry, Imm, Instruction, Reg, Vector
+from kgen.gates.ptx.syntax import Imm, Instruction, Reg, Vector
 from kgen.gates.ptx.wave import Group
 
 WARPGROUP, A_REGISTERS = 4, 4
@@ -25,7 +25,7 @@ WARPGROUP, A_REGISTERS = 4, 4
 
 def wgmma(d: Decoder, i: Instruction) -> Step:
     if i.modifiers[0] == "fence":
-        return nothing(d, i)
+        return _fence
     if i.modifiers[0] == "commit_group":
         return _commit
     if i.modifiers[0] == "wait_group":
@@ -37,6 +37,7 @@ def wgmma(d: Decoder, i: Instruction) -> Step:
     old = whole_warps(d, i, 0)
     expect(d, i, 0, form.d_registers)
     in_registers = isinstance(i.operands[1], Vector)
+    uses = [d.number(o, i) for at in (0, 1) for o in d.items(i.operands[at]) if isinstance(o, Reg)]
     if in_registers:
         expect(d, i, 1, A_REGISTERS)
     a_registers = whole_warps(d, i, 1) if in_registers else []
@@ -62,13 +63,14 @@ def wgmma(d: Decoder, i: Instruction) -> Step:
             else form.a_shared(_atoms(m, i, form.a_atoms, a(m, found)[place], lead, trans_a), trans_a)
         )
         right = form.b_shared(_atoms(m, i, form.b_atoms, b(m, found)[place], lead, trans_b), trans_b)
+        for text, rows in m.inflight.unfenced(uses, found.rows, form.d_registers).items():
+            m.report_rows(Kind.PROXY, text, rows)
         before = [read(m, found) for read in old]
         for number, value in zip(
             numbers, form.function(before, left, right, keep(m, found)[place], *scales), strict=True
         ):
             put_warps(m, found, number, value)
-            group = m.wgmma_open.setdefault(number, np.zeros(m.lanes.rows, np.int64))
-            group[found.rows] = m.wgmma_commits[found.rows] + 1
+        m.inflight.used(uses, found.rows, form.d_registers)
         m.clocks.tick(found.rows)
         return None if found is g else found
 
@@ -76,14 +78,19 @@ def wgmma(d: Decoder, i: Instruction) -> Step:
 
 
 def _commit(m: "Machine", g: Group) -> Ended:
-    m.wgmma_commits[g.rows] += 1
+    m.inflight.commits[g.rows] += 1
+    return None
+
+
+def _fence(m: "Machine", g: Group) -> Ended:
+    m.inflight.fences[g.rows] += 1
     return None
 
 
 def _wait(allowed: int) -> Step:
     def wait(m: "Machine", g: Group) -> Ended:
-        done = np.maximum(m.wgmma_commits[g.rows] - allowed, 0)
-        m.wgmma_done[g.rows] = done
+        done = np.maximum(m.inflight.commits[g.rows] - allowed, 0)
+        m.inflight.done[g.rows] = np.maximum(m.inflight.done[g.rows], done)
         column = m.clocks.local(g.rows, 3)
         m.clocks.vc[g.rows, column] = np.maximum(m.clocks.vc[g.rows, column], done.astype(np.uint32))
         return None
@@ -91,26 +98,29 @@ def _wait(allowed: int) -> Step:
     return wait
 
 
-def accumulators(entry: Entry) -> frozenset[str]:
-    """Registers that a wgmma of the entry writes."""
-    found = (i.operands[0] for i in entry.instructions if i.opcode == "wgmma" and i.modifiers[0] == "mma_async")
-    return frozenset(o.name for v in found if isinstance(v, Vector) for o in v.items if isinstance(o, Reg))
-
-
 def guard(d: Decoder, i: Instruction, inner: Step) -> Step:
-    """The step, with a finding where it touches accumulators of a group that was not waited for."""
+    """The step, with a finding where it touches registers in flight, and note of what it writes of those wgmma uses."""
     flat = [o for operand in i.operands for o in d.items(operand)]
-    numbers = [d.number(o, i) for o in flat if isinstance(o, Reg) and o.name in d.accumulators]
+    numbers = [d.number(o, i) for o in flat if isinstance(o, Reg) and o.name in d.watched]
     if not numbers:
         return inner
+    if moves(i):
+        to, source = i.operands
+        ends = d.number(to, i), d.number(source, i) if isinstance(source, Reg) else -1
+
+        def move(m: "Machine", g: Group) -> Ended:
+            m.inflight.moved(*ends, g.rows)
+            return inner(m, g)
+
+        return move
+    first = d.items(i.operands[0]) if i.opcode not in ("st", "red", "stmatrix") else ()
+    results = [d.number(o, i) for o in first if isinstance(o, Reg) and o.name in d.watched]
 
     def step(m: "Machine", g: Group) -> Ended:
-        for number in numbers:
-            group = m.wgmma_open.get(number)
-            if group is not None and (late := group[g.rows] > m.wgmma_done[g.rows]).any():
-                m.report_rows(
-                    Kind.ASYNC, "touches an accumulator that wgmma.wait_group has not waited for", g.rows[late]
-                )
+        if len(late := m.inflight.touched(numbers, g.rows)):
+            text = "touches a register of a wgmma that wgmma.wait_group has not waited for"
+            m.report_rows(Kind.ASYNC, text, late)
+        m.inflight.wrote(results, g.rows)
         return inner(m, g)
 
     return step
@@ -150,7 +160,7 @@ def _atoms(m: "Machine", i: Instruction, of: object, descriptors: Array, lanes: 
         index = np.repeat(lanes[some], addresses.size)
         rows = m.lanes.row[index]
         agents = m.clocks.own[rows] + 3 * m.lanes.warps
-        stamps = m.clocks.agent_stamps(agents, m.wgmma_commits[rows] + 1)
+        stamps = m.clocks.agent_stamps(agents, m.inflight.commits[rows] + 1)
         places = np.tile(addresses.reshape(-1).astype(np.uint64), len(some))
         words = load(m, "shared", places, index, 16, 0, stamps)
         shape = (len(some), *addresses.shape, 16)
