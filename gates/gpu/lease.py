@@ -182,10 +182,11 @@ def _locked(handle: int) -> bool:
 
 def _usable(found: Sequence[Device]) -> list[Device]:
     """Those of the first one's model that are not in quarantine. Raises NoDevice."""
-    peers = [d for d in found if d.name == found[0].name]
+    peers = [d for d in found if d.name == found[0].name]  # the current device first
     sick = [record for d in peers if (record := quarantine.find(d)) is not None]
     if len(sick) == len(peers):
-        text = f"{sick[0]}; when it is well again: kgen gpu release {sick[0].device}, then kgen resume"
+        more = f", {len(sick) - 1} more too" if len(sick) > 1 else ""
+        text = f"{sick[0]}{more}; when one is well again: kgen gpu release {sick[0].device}, then run this again"
         raise quarantine.NoDevice(places.folder(), text)
     return [d for d in peers if quarantine.find(d) is None]
 

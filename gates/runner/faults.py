@@ -108,9 +108,9 @@ def _hangs(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
 
 
 def _wedges(buffers: BufferSet, got: Outputs, call: int) -> Outputs:
-    """The stand-in for a device is dead from here on, and this call does not come back."""
+    """The stand-in for a device is dead from here on, and this process with it."""
     _device().write_text(standin.DEAD)
-    return _hangs(buffers, got, call)
+    return _dies(buffers, got, call)
 
 
 def _ecc(buffers: BufferSet, got: Outputs, call: int) -> Outputs:

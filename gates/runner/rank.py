@@ -17,6 +17,7 @@ import torch
 
 from kgen.contract import Role, relative_l2
 from kgen.gates import timing
+from kgen.gates.gpu.quarantine import DeviceLost
 from kgen.gates.runner import subject
 from kgen.gates.runner.buffers import BufferSet
 from kgen.gates.runner.host import Outcome, running
@@ -63,14 +64,17 @@ def rank(
             "seed": seed,
             "repetitions": repetitions,
         }
-        with running("rank", job, deadline=deadline, stall=stall) as outcome:
-            rows.update(_rows(specs, outcome))
-            culprit = _culprit(outcome, left)
+        try:
+            with running("rank", job, deadline=deadline, stall=stall) as outcome:
+                rows.update(_rows(specs, outcome))
+                culprit = _culprit(outcome, left)
+        except DeviceLost as lost:  # under which of them is not known: none is tried again here
+            return [rows.get(i, RankRow(s, "lost", message=str(lost))) for i, s in enumerate(specs)]
         if outcome.status != "done" and culprit is not None:
             rows[culprit] = RankRow(specs[culprit], outcome.status, message=outcome.message)
         left = [i for i in left if i not in rows] if outcome.status != "done" and culprit is not None else []
-    lost = outcome.message if specs else ""
-    return [rows.get(i, RankRow(s, "lost", message=lost)) for i, s in enumerate(specs)]
+    last = outcome.message if specs else ""
+    return [rows.get(i, RankRow(s, "lost", message=last)) for i, s in enumerate(specs)]
 
 
 def _rows(specs: Sequence[LoadSpec], outcome: Outcome) -> dict[int, RankRow]:
