@@ -14,7 +14,7 @@ MAX_SOURCE_BYTES = 256_000  # the largest kernel source seen in public repositor
 MAX_IN_A_ROW = 3  # unusable answers to one question before its asker gives up
 
 _PYTHON = frozenset({"python", "py", "python3"})
-_FENCE = re.compile(r"^ {0,3}(?P<marks>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
+_FENCE = re.compile(r" {0,3}(?P<marks>`{3,}|~{3,})(?P<info>.*)")  # no second way to match: a long line costs no more
 # A sentence: four words or more with nothing in it that Python would need on that line.
 _PROSE = re.compile(r"^\W{0,3}[A-Za-z][\w'’-]*(?:,? [\w'’-]+){3,}[.:!?]?$")
 
@@ -78,7 +78,8 @@ def _blocks(text: str) -> list[_Block]:
     blocks: list[_Block] = []
     marks, language, lines = "", "", list[str]()
     for line in text.split("\n"):
-        fence = _FENCE.match(line)
+        fence = _FENCE.fullmatch(line)
+        fence = None if fence and "`" in fence["info"] else fence
         if not marks:
             if fence:
                 words = fence["info"].split()
