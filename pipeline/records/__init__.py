@@ -1,7 +1,16 @@
 """The nouns of kgen as frozen records, and their JSON form. Imports nothing else of the project."""
 
 from kgen.records.artefact import BuildRecord, Compiler, KernelFacts, Launch, LaunchArg
-from kgen.records.codec import RecordError, canonical_json, from_json, sha256_bytes, sha256_text, to_json
+from kgen.records.codec import (
+    RecordError,
+    canonical_json,
+    from_json,
+    one_line,
+    sha256_bytes,
+    sha256_text,
+    strict_json,
+    to_json,
+)
 from kgen.records.core import (
     GATES,
     Candidate,
@@ -36,7 +45,9 @@ __all__ = [
     "Verdict",
     "canonical_json",
     "from_json",
+    "one_line",
     "sha256_bytes",
     "sha256_text",
+    "strict_json",
     "to_json",
 ]

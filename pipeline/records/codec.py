@@ -11,16 +11,58 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 R = TypeVar("R")
+
+MAX_DEPTH = 64  # of lists and objects: records nest to ten, and Python's own recursion ends below a thousand
+MAX_MESSAGE = 500  # characters
 
 OPTIONAL: Mapping[str, bool] = {"optional": True}  # metadata of a field that is left out of JSON at its default
 
 
 class RecordError(ValueError):
-    """A record that cannot be read: the message says which field and what was expected."""
+    """A record that cannot be read: one line that says which field and what was expected."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(text: str, most: int = MAX_MESSAGE) -> str:
+    """Foreign words as one printable line, cut behind `most` characters."""
+    line = "".join(c if c.isprintable() else " " for c in text[: most + 1])
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
+def strict_json(data: bytes) -> Any:
+    """JSON in UTF-8 whose every value can be written again. Raises RecordError, also for what only looks like it:
+    NaN, halves of characters, and lists within lists without end."""
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise RecordError("not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{type(error).__name__}: {error}") from None
+    level, depth = [value], 0
+    while level := [v for item in level for v in _inner(item)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise RecordError(f"nested deeper than {MAX_DEPTH}")
+    if b"\\u" in data:
+        try:
+            canonical_json(value)
+        except ValueError:  # of a character half, which JSON can spell and no file can hold
+            raise RecordError("text that is not Unicode") from None
+    return value
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -75,7 +117,7 @@ def from_json(cls: type[R], value: Any, where: str = "") -> R:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RecordError(f"{where}: field {field.name!r} is missing")
     if body:
-        raise RecordError(f"{where}: unknown field {sorted(body)[0]!r}")
+        raise RecordError(f"{where}: unknown field {sorted(body)[0]!r:.80}")
     return cls(**out)
 
 
@@ -84,8 +126,8 @@ def _check_schema(cls: type, found: Any, where: str) -> None:
     if found == expected or (not expected and found is None):
         return
     if isinstance(found, str) and expected and found.rsplit("/", 1)[0] == expected.rsplit("/", 1)[0]:
-        raise RecordError(f"{where}: written by another kgen ({found}, this one reads {expected}); upgrade kgen")
-    raise RecordError(f"{where}: expected schema {expected!r}, got {found!r}")
+        raise RecordError(f"{where}: written by another kgen ({found:.80}, this one reads {expected}); upgrade kgen")
+    raise RecordError(f"{where}: expected schema {expected!r}, got {found!r:.80}")
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -107,7 +149,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         try:
             return hint(value)
         except ValueError:
-            raise RecordError(f"{where}: {value!r} is not one of {[e.value for e in hint]}") from None
+            raise RecordError(f"{where}: {value!r:.80} is not one of {[e.value for e in hint]}") from None
     return _convert_plain(hint, value, where)
 
 
@@ -130,7 +172,10 @@ def _convert_mapping(args: tuple[Any, ...], value: Any, where: str) -> dict[str,
 
 def _convert_plain(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise RecordError(f"{where}: a number that is too large") from None
     if hint is float and value in ("nan", "inf", "-inf"):
         return float(value)
     if hint is int and isinstance(value, bool):

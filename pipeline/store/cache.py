@@ -93,7 +93,7 @@ class Results:
                 return entry["value"]
         except OSError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             pass  # damaged: falls through to the removal below
         with suppress(OSError):
             path.unlink()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kgen.records import RecordError, from_json, to_json
+from kgen.records import RecordError, from_json, strict_json, to_json
 from kgen.store.errors import IntegrityError, storing
 
 R = TypeVar("R")
@@ -28,9 +28,9 @@ def read_bytes(path: Path) -> bytes:
 def parse_json(data: bytes, where: Path | str) -> Any:
     """Raises IntegrityError for anything that is not JSON in UTF-8."""
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is damaged: {type(error).__name__}: {error}") from None
+        return strict_json(data)
+    except RecordError as error:
+        raise IntegrityError(f"{where} is damaged: {error}") from None
 
 
 def parse_record(cls: type[R], data: bytes, where: Path | str) -> R:
