@@ -19,7 +19,7 @@ from kgen.loop.settings import Settings
 from kgen.loop.steps import reopen, verdicts
 from kgen.loop.work import Work
 from kgen.proposers.base import Proposer
-from kgen.records import Status, Verdict, to_json
+from kgen.records import GATES, Status, Verdict, to_json
 from kgen.store.runs import Run, Runs
 
 PROMOTABLE, STAGED, REFUSED, ERROR, NOTHING, INTERRUPTED = (
@@ -66,6 +66,7 @@ def work_on(
     from kgen.loop.graph import drive  # LangGraph takes a second to import
 
     with run.lock():
+        _whole(run)
         work = Work(run, op, settings, proposer, cache, observer, kernels)
         reopen(work)
         work.spent = sum(r.seconds for r in read_rounds(run))
@@ -80,6 +81,16 @@ def work_on(
         ended = Ended(outcome(verdicts(run.folders())), why)
         run.finish(ended.outcome)
     return ended
+
+
+def _whole(run: Run) -> None:
+    """Raises IntegrityError for what is damaged or of a newer kgen, before anything of the run is written."""
+    for folder in run.folders():
+        folder.candidate()
+        folder.builds()
+        folder.verdict()
+        for gate in GATES:
+            folder.result(gate)
 
 
 def outcome(found: Sequence[Verdict]) -> str:

@@ -1,0 +1,12 @@
+from faults.harness.case import Case
+from faults.harness.records import HINT, Newer, run
+
+CASE = Case(
+    row=23,
+    what="a newer kgen wrote the settings of a run",
+    who="kgen resume",
+    code="exit 5",
+    attack=Newer("runs/*/run.json", "kgen.settings", ("resume", "latest"), run),
+    off=HINT,
+    then="exit 5, unclear",
+)
