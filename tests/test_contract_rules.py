@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
+from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule, same_bits
 from kgen.contract.tensors import Role, TensorSpec
 
 
@@ -71,6 +71,61 @@ def test_largest_error_accepts_equal_infinities() -> None:
     lost = torch.tensor([float("-inf")])
     assert not judge(MaxAbs(1e-3), lost, lost)
     assert judge(MaxAbs(1e-3), torch.tensor([-1e38]), lost)
+
+
+def test_largest_error_of_a_tensor_counts_and_both_limits_hold_up_to_their_value() -> None:
+    want, stock = torch.zeros(3), torch.tensor([0.0, 0.8, -0.4])
+    assert not judge(MaxAbs(0.5), torch.tensor([0.1, -0.5, 0.0]), want)
+    assert "up to 5.001e-01, allowed 5.000e-01" in judge(MaxAbs(0.5), torch.tensor([0.1, -0.5001, 0.0]), want)
+    assert not judge(MaxAbs(0.5), torch.tensor([1.0, 0.0, 0.0]), want, stock=stock)  # 1.25 times stock's
+    refused = MaxAbs(0.5).judge(torch.tensor([1.1, 0.0, 0.0]), stock, want.double(), want.double(), 1)
+    assert (refused.code, refused.allowed_rounded, refused.errors) == ("error", pytest.approx(1.0, rel=1e-6), None)
+    passed = MaxAbs(0.5).judge(want, want, want.double(), want.double(), 1)
+    assert (passed.code, passed.complaint, passed.allowed_true, passed.allowed_rounded) == ("", "", 0.0, 0.5)
+
+
+def test_an_output_without_elements_has_no_error() -> None:
+    nothing = torch.zeros(0)
+    assert not judge(MaxAbs(0.0), nothing, nothing)
+
+
+def test_a_part_of_the_codes_that_differs_is_allowed_up_to_its_value() -> None:
+    want, three = codes([1.0] * 8), codes([1.125] * 3 + [1.0] * 5)
+    assert not judge(Codes(unequal=3 / 8, floor=1.0), three, want)
+    assert "37.500% of the codes differ from the rounded reference, allowed 31.250%" in judge(
+        Codes(unequal=0.01, floor=1.0), three, want, stock=codes([1.125] * 2 + [1.0] * 6)
+    )
+
+
+def test_codes_one_step_away_are_refused_by_the_distance_of_their_values() -> None:
+    want, off = codes([1.0] * 8), codes([1.125] * 4 + [1.0] * 4)
+    rounded = want.double()
+    judged = Codes(unequal=1.0, floor=1e-3).judge(off, want, rounded, rounded * 1.5, 1)
+    assert judged.code == "error" and "allowed 1.000e-03" in judged.complaint
+    assert judged.allowed_rounded == 1e-3 and judged.errors is not None
+    assert judged.allowed_true == pytest.approx(1.25 / 3, rel=1e-12)  # both others are a third away from the true one
+    fine = Codes(unequal=1.0, floor=1.0).judge(off, want, rounded, rounded * 1.5, 1)
+    assert (fine.code, fine.complaint) == ("", "")
+
+
+def test_the_published_limits_of_codes_are_half_a_percent_and_four_thousandths() -> None:
+    assert (Codes().unequal, Codes().floor) == (0.005, 4e-3)
+
+
+def test_without_a_drift_floor_the_floor_holds_for_many_steps() -> None:
+    got, true = (ONES * 1.01).double(), ONES.double() * 1.01
+    judged = RelL2(1e-3).judge(got, ONES, ONES.double(), true, 64)
+    assert judged.code == "error" and judged.allowed_rounded == 1e-3
+    passed = RelL2(1e-3, drift=1e-1).judge(got, ONES, ONES.double(), true, 2)
+    assert (passed.code, passed.allowed_rounded) == ("", 1e-1)
+    assert passed.allowed_true == pytest.approx(1.25 * 0.01 / 1.01, rel=1e-6)
+
+
+def test_equal_bits_are_bits_and_not_values() -> None:
+    nan = torch.tensor([float("nan"), 0.0])
+    assert same_bits(nan, nan.clone()) and not same_bits(nan, -nan)
+    grid = torch.arange(6.0).reshape(2, 3)
+    assert same_bits(grid.T, grid.T.contiguous())
 
 
 def test_by_op_leaves_everything_to_the_hard_rules() -> None:
