@@ -1,0 +1,3 @@
+from faults.harness.case import Shown
+
+SHOWN = (Shown(17, "kernels/races", "unit-numeric", "numeric.race"),)

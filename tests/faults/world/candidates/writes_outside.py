@@ -1,0 +1,3 @@
+from faults.harness.case import Shown
+
+SHOWN = (Shown(4, "builds/writes_outside", "compile", "compile.build"),)
