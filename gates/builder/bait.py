@@ -70,7 +70,7 @@ class Outsider:
 
     def _control(self) -> frozenset[str]:
         local = "127.0.0.1"
-        stream = {
+        stream: dict[str, tuple[int, Any]] = {
             "tcp": (socket.AF_INET, (local, self.ports["tcp"])),
             "unix": (socket.AF_UNIX, self.socket),
             "abstract": (socket.AF_UNIX, f"\0{self.abstract}"),

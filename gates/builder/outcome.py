@@ -17,6 +17,8 @@ from kgen.gates.sandbox import Limits
 CAPS = {OBJECT: 4 << 20, CUBIN: 4 << 20, PTX: 8 << 20, RESULT: 1 << 20}  # bytes; objects are 15-40 KB
 MESSAGE_CAP = 8000  # characters of a compiler message kept for feedback; measured ones end below 1300
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+CODE = re.compile(r"compile(\.\w{1,40}){1,3}")
+DTYPE = re.compile(r"\w{1,20}")
 
 
 class BuilderError(RuntimeError):
@@ -46,8 +48,8 @@ class BuildFailure:
 
 
 def clean(text: str, cap: int = MESSAGE_CAP) -> str:
-    """Without ANSI and control characters; the middle is cut out beyond `cap` characters."""
-    text = CONTROL.sub("", ANSI.sub("", text)).strip()
+    """Without ANSI and control characters and halves of characters; the middle is cut out beyond `cap` characters."""
+    text = CONTROL.sub("", ANSI.sub("", text)).encode("utf-8", "replace").decode().strip()
     if len(text) <= cap:
         return text
     half = cap // 2
@@ -64,19 +66,41 @@ def collect(folder: Path, end: JobEnd, limits: Limits) -> Built | BuildFailure:
     try:
         result = json.loads(read_regular(folder, RESULT).decode("utf-8"))
         if not result["ok"]:
-            return BuildFailure(str(result["code"]), clean(_with_output(result["message"], end)), end.seconds)
+            return BuildFailure(_code(result["code"]), clean(_with_output(str(result["message"]), end)), end.seconds)
         return Built(
             object=read_regular(folder, OBJECT),
             ptx=read_regular(folder, PTX).decode("utf-8"),
             cubin=read_regular(folder, CUBIN),
-            workspaces=tuple((str(dtype), tuple(int(n) for n in shape)) for dtype, shape in result["workspaces"]),
+            workspaces=tuple(_workspace(dtype, shape) for dtype, shape in result["workspaces"]),
             design=clean(str(result["design"]), 200),
             seconds=end.seconds,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         said = clean(end.output, 2000)
-        message = f"the build left no usable result ({error}); exit status {end.returncode}\n{said}".strip()
+        why = clean(str(error), 200)
+        message = f"the build left no usable result ({why}); exit status {end.returncode}\n{said}".strip()
         return BuildFailure("compile.output", message, end.seconds)
+
+
+def _code(given: object) -> str:
+    """A code is a word of ours: the job's own, whatever a candidate wrote in its place."""
+    return given if isinstance(given, str) and CODE.fullmatch(given) else "compile.output"
+
+
+def _workspace(dtype: object, shape: object) -> tuple[str, tuple[int, ...]]:
+    """Raises ValueError for what a candidate may not have declared, whoever wrote it down."""
+    if not isinstance(dtype, str) or not DTYPE.fullmatch(dtype) or not isinstance(shape, list):
+        raise ValueError("a workspace is a dtype and a shape")
+    if not all(type(n) is int and 0 < n < 1 << 40 for n in shape):
+        raise ValueError("a workspace has sizes that cannot be")
+    return dtype, tuple(shape)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal: most of them have no name
+        return f"SIG{number}"
 
 
 def _killed(end: JobEnd, limits: Limits) -> BuildFailure | None:
@@ -91,7 +115,7 @@ def _killed(end: JobEnd, limits: Limits) -> BuildFailure | None:
         return BuildFailure("compile.timeout", message.strip(), end.seconds, load_dependent=True)
     if end.returncode >= 0:
         return None
-    name = signal.Signals(-end.returncode).name
+    name = _signal(-end.returncode)
     if name == "SIGXCPU" or (name == "SIGKILL" and end.seconds >= limits.cpu_seconds):
         message = f"killed after {limits.cpu_seconds} s of CPU time\n{said}"
         return BuildFailure("compile.timeout", message.strip(), end.seconds)

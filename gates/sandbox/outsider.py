@@ -56,8 +56,8 @@ def main() -> None:
     os.chmod(f"{folder}/socket", 0o777)  # noqa: PTH101  the sandbox's own user must be able to try
     _say(**{door: s.getsockname()[1] for door, s in doors.items() if s.family != socket.AF_UNIX})
     while True:
-        ready = select.select([0, *doors.values()], [], [])[0]
-        if 0 in ready:
+        ready = select.select([sys.stdin, *doors.values()], [], [])[0]
+        if sys.stdin in ready:
             return
         for door, listener in doors.items():
             if listener in ready:
