@@ -39,6 +39,26 @@ def test_run_is_named_by_time_and_op_and_is_found_again(run: Run) -> None:
     assert run.info.settings == {"rounds": 2}
 
 
+def test_runs_are_named_in_the_order_of_their_making(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs")
+    made = [runs.create(OP, "propose", "0.1.0") for _ in range(5)]  # within a second
+    assert list(runs.list()) == made
+    (tmp_path / "runs" / "99991231T235959Z-moe_shared-ffffff").symlink_to(made[0].path)
+    assert runs.create(OP, "propose", "0.1.0").info.op == OP  # there is no second after that one
+
+
+def test_a_run_that_was_never_whole_is_swept_up_by_a_later_one(run: Run) -> None:
+    old, young = (run.path.parent / f".tmp-{name}" for name in ("old", "young"))
+    kept = run.path / ".tmp-kept"  # that run's own to sweep, under its lock
+    for path in (old, young, kept):
+        path.mkdir()
+        (path / "kit.key").write_bytes(b"x")
+    for path in (old, kept):
+        os.utime(path, (0, 0))
+    Runs(run.path.parent).create(OP, "propose", "0.1.0")
+    assert [path.exists() for path in (old, young, kept)] == [False, True, True]
+
+
 def test_unknown_or_ambiguous_run_is_one_line(run: Run) -> None:
     runs = Runs(run.path.parent)
     runs.create(OP, "propose", "0.1.0")

@@ -186,13 +186,14 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def sweep(folder: Path, older_than: float = ORPHAN_SECONDS) -> int:
+def sweep(folder: Path, older_than: float = ORPHAN_SECONDS, deep: bool = True) -> int:
     """Remove temp files and folders under `folder` that are older than `older_than` seconds; returns how many.
 
-    Call it with the folder's lock held. Files that vanish meanwhile, or may not be removed, are left alone.
+    Call it with the folder's lock held. `deep` False: only those that lie right in it. Files that vanish meanwhile,
+    or may not be removed, are left alone.
     """
     removed, now = 0, time.time()
-    for path in list(folder.rglob(f"{TEMP_PREFIX}*")):
+    for path in list(folder.rglob(f"{TEMP_PREFIX}*") if deep else folder.glob(f"{TEMP_PREFIX}*")):
         with suppress(OSError):
             if now - path.lstat().st_mtime < older_than:
                 continue

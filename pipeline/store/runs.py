@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ RUN = "run.json"
 KEY = "kit.key"
 KEY_BYTES = 32
 LOCK_WAIT = 2.0  # seconds: a run is worked on by one process; only a reader's glance holds the lock for a moment
+STAMP = "%Y%m%dT%H%M%SZ"
 OP_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -144,15 +145,25 @@ class Runs:
     durable: Durable = DURABLE
 
     def create(self, op: str, command: str, version: str, settings: Mapping[str, Any] | None = None) -> Run:
-        """A new run folder with its own one-time key. Raises ValueError for a name that is no op's, StoreError."""
+        """A new run folder with its own one-time key, the latest of all. Raises ValueError (not an op), StoreError."""
         if not OP_NAME.fullmatch(op):
             raise ValueError(f"{op!r} is not an op's name")
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        stamp = max(datetime.now(UTC).strftime(STAMP), self._after_the_newest())
         name = f"{stamp}-{op}-{secrets.token_hex(3)}"
         info = RunInfo(name, op, command, utc_now(), version, settings or {})
         files = {RUN: (json_bytes(info), 0o666), KEY: (secrets.token_bytes(KEY_BYTES), 0o600)}
+        self.durable.make_folder(self.root)
+        sweep(self.root, deep=False)
         self.durable.appear(self.root / name, files)
         return Run(self.root / name, self.durable)
+
+    def _after_the_newest(self) -> str:
+        """A second after the newest run's stamp: names sort as runs were begun, whatever the clock does meanwhile."""
+        stamps = [run.id.split("-")[0] for run in self.list()]
+        try:
+            return (datetime.strptime(max(stamps), STAMP) + timedelta(seconds=1)).strftime(STAMP)
+        except (ValueError, OverflowError):  # none yet, or a name that a person gave
+            return ""
 
     def list(self) -> tuple[Run, ...]:
         """All runs, oldest first. Folders without a run.json are none of ours."""

@@ -5,19 +5,18 @@ A job gets the watched folder and arguments. `note` writes into the layer's log 
 
 import ctypes
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from support.sets import CURRENT, KEY, OP, WIN, make_case
 
-from kgen.promotion import Case, promote, rollback, verify
+from kgen.promotion import Case, promote, rollback
 from kgen.records import Candidate, GateResult, Origin, Status, Verdict
 from kgen.store import KernelSet, Runs, SetPath
 
 SET, RUNS, STOP = "set", "runs", "stop"
-READS = 20_000  # of one reader at most: it ends when it finds the file `stop`
+READS = 20_000  # of one reader at most: it ends when it finds the file `stop`, which a writer leaves at its end
 
 
 @functools.cache
@@ -46,15 +45,24 @@ def roll_back(root: Path, args: dict[str, Any]) -> int:
 
 
 def promote_many(root: Path, args: dict[str, Any]) -> list[int]:
-    return [promote(place(root), case(f"{args['name']} {n}"), CURRENT, KEY).seq for n in range(args["count"])]
+    numbers = []
+    try:
+        for n in range(args["count"]):
+            numbers.append(promote(place(root), case(f"{args['name']} {n}"), CURRENT, KEY).seq)
+    finally:
+        (root.parent / STOP).touch()
+    return numbers
 
 
 def turn(root: Path, args: dict[str, Any]) -> list[int]:
     """Rolls back and promotes again, on and on."""
     numbers = []
-    for _ in range(args["count"]):
-        numbers.append(rollback(place(root), OP).seq)
-        numbers.append(promote(place(root), case(args["text"]), CURRENT, KEY).seq)
+    try:
+        for _ in range(args["count"]):
+            numbers.append(rollback(place(root), OP).seq)
+            numbers.append(promote(place(root), case(args["text"]), CURRENT, KEY).seq)
+    finally:
+        (root.parent / STOP).touch()
     return numbers
 
 
@@ -77,17 +85,6 @@ def read(root: Path, args: dict[str, Any]) -> dict[str, Any]:
             return {"wrong": f"seq went back from {last} to {manifest.seq}", "good": good}
         good, last = good + 1, manifest.seq
     return {"wrong": "", "good": good}
-
-
-def ended(root: Path, args: dict[str, Any]) -> None:
-    """Tells the readers to stop, after `args["seconds"]`."""
-    time.sleep(args.get("seconds", 0.0))
-    (root.parent / STOP).touch()
-
-
-def check(root: Path, args: dict[str, Any]) -> list[str]:
-    """What is bad about the set."""
-    return [f"{f.check}: {f.message}" for f in verify(place(root), CURRENT).findings if f.outcome == "bad"]
 
 
 SOURCES = ("# one\n", "# two\n")
@@ -119,7 +116,5 @@ JOBS: dict[str, Callable[[Path, dict[str, Any]], Any]] = {
     "promote many": promote_many,
     "turn": turn,
     "read": read,
-    "end": ended,
-    "check": check,
     "fill run": fill_run,
 }

@@ -81,3 +81,87 @@ LOCKED = turned(
     "            pass\n",
     "one writer at a time",
 )
+PATIENT = turned(
+    DURABLE,
+    "LOCK_SECONDS = 60.0 ",
+    "LOCK_SECONDS = 0.0 ",
+    "a promoter waits for its turn",
+)
+LOCK_NEEDED = turned(
+    DURABLE,
+    '            raise StoreError(path, f"cannot lock {path}: {error.strerror}") from error\n',
+    "            return\n",
+    "without a lock nothing is written",
+)
+NO_FOLDER_SYNC_HERE = turned(
+    DURABLE,
+    "NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP)",
+    "NO_FOLDER_FSYNC = ()",
+    "a file system that cannot sync folders is taken as it is",
+)
+KERNELSET, CODEC, CASE = "kgen.store.kernelset", "kgen.records.codec", "kgen.promotion.case"
+SEALED = turned(
+    KERNELSET, "if manifest.checksum != checksum(manifest):", "if False:", "the manifest carries its own checksum"
+)
+HASHED = turned(
+    KERNELSET,
+    "        data = read_bytes(path)\n        if sha256_bytes(data) != sha256:\n",
+    "        data = read_bytes(path)\n        if False:\n",
+    "every part is checked against the hash that the manifest has of it",
+)
+OBJECT_HASHED = turned(
+    KERNELSET,
+    "MAX_OBJECT_BYTES, path)\n        if sha256_bytes(data) != sha256:\n",
+    "MAX_OBJECT_BYTES, path)\n        if False:\n",
+    "an object is checked against the hash that is its name",
+)
+OWN_SCHEMA = turned(
+    KERNELSET,
+    "        if complaint := _foreign_schema(data):",
+    '        data = data.replace(b"manifest/2", b"manifest/1")\n        if complaint := _foreign_schema(data):',
+    "a manifest of a newer schema is not read, and so never written again",
+)
+SCHEMA_CHECKED = turned(
+    CODEC,
+    '    _check_schema(cls, body.pop("schema", None), where)\n',
+    '    body.pop("schema", None)\n',
+    "a record of a newer schema is not read",
+)
+NAMES_FREE = turned(
+    PROMOTE,
+    "        free = name not in taken or taken[name] == sha256_bytes(data)\n",
+    "        free = True\n",
+    "a name that a manifest gives to other bytes is not taken again",
+)
+WHOLE_ID = Off(
+    "candidate, verdict, evidence and build records are matched by the whole id",
+    CASE,
+    (
+        ("        if other != mine:\n", "        if other[:12] != mine[:12]:\n"),
+        ("if build.candidate != case.candidate.id or build.object_sha256", "if build.object_sha256"),
+    ),
+)
+COUNTED = turned(
+    PROMOTE,
+    "    seq = manifest.seq + 1\n",
+    "    seq = int(utc_now()[:4])\n",
+    "promotions are numbered by counting, not by a clock",
+)
+LATER_NAME = turned(
+    RUNS,
+    "max(datetime.now(UTC).strftime(STAMP), self._after_the_newest())",
+    "datetime.now(UTC).strftime(STAMP)",
+    "a run's name sorts after the names of those before it, whatever the clock says",
+)
+NOT_EMPTY = turned(
+    KERNELSET,
+    "        if not path.exists():\n            return Manifest()\n",
+    "        if not path.exists() or not path.stat().st_size:\n            return Manifest()\n",
+    "a manifest without a byte is damage, and no empty set",
+)
+ONE_LINE = turned(
+    KERNELSET,
+    'its hash is not the recorded one")\n        return data\n\n    def source',
+    'its hash is not the recorded one".partition("/")[0])\n        return data\n\n    def source',
+    "a message names the damaged file",
+)
