@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule, same_bits
+from kgen.contract.rules import ByOp, Codes, Exact, Judged, MaxAbs, RelL2, Rule, same_bits
 from kgen.contract.tensors import Role, TensorSpec
 
 
@@ -28,6 +28,7 @@ def test_exact_sees_a_single_bit_and_the_sign_of_zero() -> None:
     assert not judge(Exact(), zero, zero)
     assert judge(Exact(), -zero, zero)
     assert Exact().judge(-zero, zero, zero.double(), zero.double(), 1).code == "exact"
+    assert Exact().judge(zero, zero, zero.double(), zero.double(), 1) == Judged(None, 0.0, 0.0, "", "")
 
 
 def codes(values: list[float]) -> torch.Tensor:
