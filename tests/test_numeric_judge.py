@@ -1,14 +1,20 @@
 """The judge's answers: state chains, joined rows, and the table's worst rows."""
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 
 from kgen.contract import Errors
+from kgen.contract.rules import Judged
+from kgen.contract.tensors import TensorSpec
 from kgen.gates import judge
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.sanitizer import errors_found, representatives
 from kgen.ops import REGISTRY
+from kgen.ops.moe_shared import MoeShared
+from kgen.records import Problem
 
 MOE, RES = REGISTRY.get("moe_shared"), REGISTRY.get("attn_res")
 SMALL = MOE.pack.small
@@ -76,6 +82,102 @@ def test_a_broken_hard_rule_is_its_own_row() -> None:
     got["blocks"] = got["blocks"] + 1
     codes = {r.code for r in judge.judge_outputs(RES, problem, values, got, answer, "normal", 1) if r.complaint}
     assert codes == {"exact", "hard_rule"}
+
+
+def errors(true: float, rounded: float) -> Errors:
+    return Errors(true, 1.0, 1.0, rounded, 1.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "allowed", "strain"),
+    [
+        (errors(0.5, 0.9), (1.0, 1.0), 0.9),
+        (errors(0.9, 0.5), (1.0, 1.0), 0.9),
+        (errors(0.5, 0.1), (0.25, 1.0), 2.0),
+        (errors(0.0, 0.5), (0.0, 1.0), 0.5),
+        (errors(0.1, 0.5), (0.0, 1.0), float("inf")),
+        (errors(1.0, 0.5), (0.0, 1.0), float("inf")),
+        (errors(0.1, 0.5), (1e-9, 1.0), 0.1 / 1e-9),
+    ],
+)
+def test_strain_is_the_larger_part_of_what_is_allowed(
+    found: Errors, allowed: tuple[float, float], strain: float
+) -> None:
+    assert judge.Row("p", "w", "y", 7, found, *allowed).strain == pytest.approx(strain, rel=1e-12)
+
+
+def test_a_row_without_distances_is_strained_by_its_complaint_alone() -> None:
+    assert judge.Row("p", "w", "y", 7, None, 0.0, 0.0).strain == 0.0
+    assert judge.Row("p", "w", "y", 7, None, 0.0, 0.0, "exact", "differs").strain == 2.0
+
+
+def test_a_row_is_written_with_its_distances_and_without_what_is_empty() -> None:
+    got = judge.Row("p", "w", "y", 7, errors(0.5, 0.9), 1.0, 2.0).as_json()
+    names = {"problem", "what", "output", "seed", "allowed_true", "allowed_rounded", "strain", *vars(errors(0, 0))}
+    assert set(got) == names and (got["candidate_true"], got["candidate_rounded"], got["strain"]) == (0.5, 0.9, 0.5)
+    bare = judge.Row("p", "w", "", 7, None, 0.0, 0.0, "hard_rule", "broken").as_json()
+    assert bare == {
+        "problem": "p", "what": "w", "seed": 7, "allowed_true": 0.0, "allowed_rounded": 0.0,
+        "code": "hard_rule", "complaint": "broken", "strain": 2.0,
+    }  # fmt: skip
+
+
+def test_the_table_tells_breaches_apart_and_keeps_the_first_of_equals() -> None:
+    table, breach = judge.Table(), judge.Row("p", "w", "", 7, None, 0.0, 0.0, "hard_rule", "one")
+    table.add([breach, replace(breach, complaint="two"), replace(breach, seed=8)])
+    table.add([row(0.5), replace(row(0.5), seed=9)])
+    assert [(r["seed"], r["judged"]) for r in table.as_json()] == [(7, 2), (7, 1), (7, 2)]
+    assert [r.complaint for r in table.failed()] == ["one", "two"]
+
+
+def test_a_next_step_takes_new_inputs_and_scalars_and_nothing_else() -> None:
+    problem = RES.problem(SMALL, 2, "sm_90a")
+    first, fresh = (RES.inputs(problem, "normal", seed, "cpu") for seed in (1, 2))
+    chain = judge.Chain(RES, problem, first)
+    one = chain.step(None)
+    assert chain.before["prefix"].dtype is torch.bfloat16  # type: ignore[union-attr]
+    chain.step({**fresh, "eps_out": 0.5})
+    for values in (chain.stock, chain.rounded, chain.true):
+        assert values["eps_out"] == 0.5 and values["delta"] is fresh["delta"]
+        assert values["w_out"] is first["w_out"], "weights stay"
+    assert chain.before["eps_out"] == 0.5 and chain.before["delta"] is fresh["delta"]
+    assert not torch.equal(one.rounded["prefix"], first["prefix"].double())  # type: ignore[union-attr]
+
+
+def test_joined_calls_are_cut_apart_at_their_own_rows() -> None:
+    problem = MOE.problem(SMALL, 2, "sm_90a")
+    many = [MOE.inputs(problem, "normal", seed, "cpu") for seed in range(2)]
+    many[1] = {**many[0], "m": many[1]["m"]}
+    got = judge.expected_many(MOE, problem, many)
+    assert [answer.stock["y"].shape[0] for answer in got] == [2, 2]
+    assert judge.expected_many(MOE, problem, []) == []
+    assert judge._row_by_row(MOE, problem) and not judge._row_by_row(RES, RES.problem(SMALL, 2, "sm_90a"))
+
+
+class _Told:
+    """A rule that repeats what it was told."""
+
+    def judge(self, candidate: Any, stock: Any, rounded: Any, true: Any, steps: int) -> Judged:
+        return Judged(None, 3.0, 4.0, "error", f"{steps} steps, {float(candidate[0, 0])}")
+
+
+class _Asking(MoeShared):
+    def rule(self, spec: TensorSpec) -> Any:
+        return _Told()
+
+    def hard_rules(self, problem: Problem, values: Any, got: Any) -> list[str]:
+        return [f"saw {sorted(got)} and {values['sign']}"]
+
+
+def test_rules_are_asked_for_every_output_and_their_words_become_rows() -> None:
+    op, y = _Asking(), torch.full((1, 2), 5.0)
+    problem = op.problem(SMALL, 1, "sm_90a")
+    answer = judge.Expected({"y": y}, {"y": y}, {"y": y})
+    ruled, hard = judge.judge_outputs(op, problem, {"sign": 1.0}, {"y": y}, answer, "normal", 7, 3)
+    assert ruled == judge.Row(problem.key, "normal", "y", 7, None, 3.0, 4.0, "error", "y: 3 steps, 5.0")
+    assert hard == judge.Row(problem.key, "normal", "", 7, None, 0.0, 0.0, "hard_rule", "saw ['y'] and 1.0")
+    (first, _) = judge.judge_outputs(op, problem, {"sign": 1.0}, {"y": y}, answer, "normal", 7)
+    assert first.complaint == "y: 1 steps, 5.0"
 
 
 def test_summaries_of_the_sanitizer_are_counted() -> None:
