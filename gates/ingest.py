@@ -8,7 +8,6 @@ not signed with this run's key is taken only with `trust`, and is marked self-re
 Not covered: whether the GPU host was honest. Whoever holds the kit holds the key.
 """
 
-import json
 import lzma
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,18 @@ from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.kit_results import EvidenceSet, MergeError
 from kgen.gates.kit_units import GATE_NAMES, covers
 from kgen.gates.perf import counts
-from kgen.records import BuildRecord, Evidence, GateResult, RecordError, SignedEvidence, Status, from_json, sha256_bytes
+from kgen.records import (
+    BuildRecord,
+    Evidence,
+    GateResult,
+    RecordError,
+    SignedEvidence,
+    Status,
+    from_json,
+    one_line,
+    sha256_bytes,
+    strict_json,
+)
 from kgen.records.envelope import HEADLINE, label
 from kgen.records.manifest import OWN_KEY, SELF_REPORTED
 from kgen.store.signing import check, sign
@@ -32,7 +42,7 @@ class Refusal(Exception):
     """Evidence is not taken: a stable code and one line."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.code = f"ingest.{code}"
 
 
@@ -78,11 +88,11 @@ def ingest(
     whose = {_trust(part, ledger, trust) for part in signed}
     for part in signed:
         _mine(part.evidence, ledger)
-    samples = _samples(raws)
+    samples, files = _samples(raws), {sha256_bytes(data): data for data in raws.values()}
     kept = results.distinct(p.evidence for p in signed)
     candidates = dict.fromkeys(e.candidate for e in kept)
     trusted = OWN_KEY if whose == {OWN_KEY} else SELF_REPORTED
-    return tuple(_one([e for e in kept if e.candidate == c], samples, ledger, trusted) for c in candidates)
+    return tuple(_one([e for e in kept if e.candidate == c], samples, files, ledger, trusted) for c in candidates)
 
 
 def read(name: str, data: bytes) -> tuple[SignedEvidence, ...]:
@@ -90,15 +100,15 @@ def read(name: str, data: bytes) -> tuple[SignedEvidence, ...]:
     if len(data) > MAX_BYTES:
         raise Refusal("format", f"{name} is {len(data) >> 20} MiB: too large for evidence")
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        value = strict_json(data)
+    except RecordError as error:
         raise Refusal("format", f"{name} is not JSON: {str(error)[:120]}") from None
     schema = value.get("schema") if isinstance(value, dict) else None
     try:
         if isinstance(schema, str) and schema.startswith("kgen.signed-evidence/"):
             return (from_json(SignedEvidence, value),)
         return from_json(EvidenceSet, value).parts
-    except (RecordError, RecursionError) as error:
+    except RecordError as error:
         raise Refusal("format", f"{name}: {error}") from None
 
 
@@ -147,19 +157,22 @@ def _consistent(evidence: Evidence) -> None:
 
 
 def _samples(raws: Mapping[str, bytes]) -> dict[str, Any]:
-    """Raw samples by "candidate unit" from all files, and each file's bytes by its hash. Raises Refusal."""
+    """Raw samples by "candidate unit" from all files. Raises Refusal."""
     found: dict[str, Any] = {}
     for name, data in raws.items():
         try:
-            value = json.loads(lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, max_length=MAX_BYTES))
-        except (lzma.LZMAError, ValueError, RecursionError) as error:
+            text = lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, max_length=MAX_BYTES)
+            value = strict_json(text)
+        except (lzma.LZMAError, RecordError) as error:
             raise Refusal("format", f"{name} holds no raw samples: {str(error)[:120]}") from None
         found |= value if isinstance(value, dict) else {}
-        found[sha256_bytes(data)] = data
     return found
 
 
-def _one(parts: Sequence[Evidence], samples: Mapping[str, Any], ledger: Ledger, trust: str) -> Ingested:
+def _one(
+    parts: Sequence[Evidence], samples: Mapping[str, Any], files: Mapping[str, bytes], ledger: Ledger, trust: str
+) -> Ingested:
+    """`files`: raw files by the hash of their bytes."""
     whole = parts[0]
     if len(parts) > 1 or results.unit_of(whole):
         packed = _packed(parts, samples)
@@ -167,7 +180,7 @@ def _one(parts: Sequence[Evidence], samples: Mapping[str, Any], ledger: Ledger, 
             whole = results.merge(parts, sha256_bytes(packed) if packed else "")
         except MergeError as error:
             raise Refusal("inconsistent", str(error)) from None
-    elif (packed := samples.get(whole.raw_sha256, b"")) == b"" and whole.raw_sha256:
+    elif (packed := files.get(whole.raw_sha256, b"")) == b"" and whole.raw_sha256:
         raise Refusal("raw", "the raw samples are missing or altered (--raw)")
     if not any(r.status is Status.FAIL for r in whole.results):
         _complete(parts, ledger)
