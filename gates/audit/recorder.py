@@ -16,13 +16,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kgen.gates.audit.cubin import Cubin
 from kgen.gates.audit.object import AuditError
 from kgen.gates.builder.outcome import clean
 from kgen.gates.sandbox import Box, Level, Limits, run
-from kgen.records import Launch, LaunchArg, sha256_bytes
+from kgen.records import Launch, LaunchArg, one_line, sha256_bytes
+
+T = TypeVar("T", int, str)
 
 # contract dtype -> DLPack (type code, bits)
 DLPACK = {
@@ -41,6 +43,7 @@ ATTRIBUTES = {COOPERATIVE: "cooperative", PDL: "pdl", CLUSTER_POLICY: "cluster_p
 DESCRIPTOR = 128  # bytes of a TMA descriptor
 SECONDS = 30.0
 OUTPUT_CAP = 8 << 20
+MAX_NAME = 4096  # characters of a kernel's name, as in recorder.c
 CC_FAILED = 91
 COMPILE_SECONDS = 60
 
@@ -112,10 +115,7 @@ class Recorder:
                 file.chmod(0o644)
             self._level.prepare(folder)
             output = self._run(folder, _description(cubin, arguments))
-        try:
-            return _decode(output, arguments)
-        except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
-            raise AuditError("audit.launcher", f"the launcher disturbed the recorder's output: {error}") from error
+        return decode(output, arguments)
 
     def _run(self, folder: Path, description: str) -> list[dict[str, Any]]:
         cc, program = shlex.quote(self._cc), shlex.quote(str(self._program))
@@ -172,13 +172,18 @@ def _description(cubin: Cubin, arguments: Sequence[Argument]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _decode(lines: list[dict[str, Any]], arguments: Sequence[Argument]) -> tuple[Launch, ...]:
+def decode(lines: Sequence[dict[str, Any]], arguments: Sequence[Argument]) -> tuple[Launch, ...]:
+    """The launches of a call in the recorder's lines, which a launcher may have written to. Raises AuditError."""
     calls: list[list[Launch]] = []
     for line in lines:
         if "call" in line:
             calls.append([])
         elif "launch" in line and calls:
-            calls[-1].append(_launch(line["launch"], arguments))
+            try:
+                calls[-1].append(_launch(line["launch"], arguments))
+            except (KeyError, TypeError, ValueError, struct.error) as error:
+                why = clean(str(error), 200).replace("\n", " ")
+                raise AuditError("audit.launcher", f"the launcher disturbed the recorder's output: {why}") from error
     if len(calls) != 2 or calls[0] != calls[1]:
         raise AuditError("audit.launcher", "two calls with the same arguments do not launch the same")
     return tuple(calls[0])
@@ -195,14 +200,25 @@ def _launch(body: dict[str, Any], arguments: Sequence[Argument]) -> Launch:
         elif values[0]:
             attributes[ATTRIBUTES[number]] = values[0]
     return Launch(
-        kernel=body["kernel"],
-        grid=tuple(body["grid"]),
-        block=tuple(body["block"]),
+        kernel=one_line(_typed(body["kernel"], str), MAX_NAME),
+        grid=_triple(body["grid"]),
+        block=_triple(body["block"]),
         cluster=cluster,
-        dynamic_smem=body["smem"],
+        dynamic_smem=_typed(body["smem"], int),
         attributes=attributes,
         args=tuple(_argument(raw, arguments) for raw in body["args"]),
     )
+
+
+def _typed(value: Any, kind: type[T]) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"{kind.__name__} expected, {type(value).__name__} found")
+    return value
+
+
+def _triple(value: Any) -> tuple[int, int, int]:
+    x, y, z = (_typed(n, int) for n in value)
+    return x, y, z
 
 
 def _argument(raw: str, arguments: Sequence[Argument]) -> LaunchArg:
