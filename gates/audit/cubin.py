@@ -19,6 +19,7 @@ TEXT, INFO, SHARED, LOCAL = ".text.", ".nv.info.", ".nv.shared.", ".nv.local."
 # .nv.info attributes: format byte 4 carries a sized payload, others a 16-bit value
 SIZED = 4
 REGISTERS, FRAME, MAX_THREADS, REQUIRED_THREADS, PARAMETER = 0x2F, 0x11, 0x05, 0x10, 0x17
+NAME = re.compile(r"[A-Za-z_$%][\w$]*", re.ASCII)  # an identifier of PTX
 ARCH = re.compile(r"sm_(\d+)([af]?)")
 RESERVED_SMEM = 1024  # the system's part of each block's shared memory; the section counts it, the limit does not
 NEW_ABI = 8  # from here on the architecture sits one byte higher in e_flags
@@ -94,6 +95,8 @@ def read(data: bytes, image: bytes = b"") -> Cubin:
     names = [s.name.removeprefix(TEXT) for s in elf.sections if s.name.startswith(TEXT)]
     if not names:
         raise ElfError("the cubin holds no kernel")
+    if odd := [name for name in names if not NAME.fullmatch(name)]:
+        raise ElfError(f"{odd[0]!r:.80} is no name of a kernel")
     common = _by_symbol(elf)
     kernels, parameters = [], {}
     for name in sorted(names):

@@ -1,5 +1,6 @@
 """A small reader of 64-bit little-endian ELF files: sections, symbols, relocations. Bounds-checked, nothing is run."""
 
+import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 MAGIC = b"\x7fELF"
 CLASS_64, LITTLE_ENDIAN = 2, 1
 MAX_SECTIONS = 4096
+MAX_NAME = 4096  # bytes: a kernel's name spells out the types of all its tensors
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL, SHT_INIT, SHT_FINI, SHT_PREINIT = 2, 4, 8, 9, 14, 15, 16
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR, SHF_TLS = 0x1, 0x2, 0x4, 0x400
 SHN_UNDEF = 0
@@ -67,6 +69,8 @@ class Elf:
         self.sections = tuple(
             Section(i, _string(strings, r[0]), r[1], r[2], r[4], r[5], r[6], r[7]) for i, r in enumerate(raw)
         )
+        if sum(s.size for s in self.sections if s.type != SHT_NOBITS) > len(data):  # each byte is read for one of them
+            raise ElfError("its sections overlap")
         ends = [s.offset + s.size for s in self.sections if s.type != SHT_NOBITS]
         self.size = max([*ends, sections + 64 * number, programs + entry * count if programs else 0])
         if self.size > len(data):
@@ -84,6 +88,7 @@ class Elf:
     def section(self, name: str) -> Section | None:
         return next((s for s in self.sections if s.name == name), None)
 
+    @functools.cache  # noqa: B019  an image lives as long as its audit
     def symbols(self) -> tuple[Symbol, ...]:
         """All symbols of the (only) symbol table, the null symbol included, so that indices fit."""
         tables = [s for s in self.sections if s.type == SHT_SYMTAB]
@@ -107,7 +112,7 @@ class Elf:
 
 
 def _string(table: bytes, offset: int) -> str:
-    end = table.find(b"\0", offset)
+    end = table.find(b"\0", offset, offset + MAX_NAME + 1)
     if offset > len(table) or end < 0:
-        raise ElfError("a name lies outside its string table")
+        raise ElfError("a name lies outside its string table, or is too long")
     return table[offset:end].decode("utf-8", "replace")
