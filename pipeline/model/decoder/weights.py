@@ -13,10 +13,12 @@ import torch
 from kgen.contract.op import Registry
 from kgen.model.decoder.config import DENSE, KDA, Config, sizes
 from kgen.model.nano import safetensors_file
+from kgen.records import one_line
 
 BF16, F32, U8 = torch.bfloat16, torch.float32, torch.uint8
 Shape = tuple[torch.dtype, tuple[int, ...]]
 SHOWN = 6  # problems of a checkpoint that one line names
+SHOWN_NAME = 80  # characters of a foreign name
 
 
 class CheckpointError(ValueError):
@@ -113,7 +115,7 @@ def check(tensors: Mapping[str, torch.Tensor], config: Config, registry: Registr
     """Raises CheckpointError: missing, unknown, misshapen, mistyped or non-finite tensors, all in one line."""
     wanted = expected(config, registry)
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
-    problems += [f"{name} is unknown" for name in tensors if name not in wanted]
+    problems += [f"{one_line(name, SHOWN_NAME)} is unknown" for name in tensors if name not in wanted]
     for name, (dtype, shape) in wanted.items():
         tensor = tensors.get(name)
         if tensor is None:

@@ -10,6 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,24 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     raw = path.read_bytes()
     try:
         (length,) = struct.unpack_from("<Q", raw)
-        header = json.loads(raw[8 : 8 + length])
+        header = json.loads(raw[8 : 8 + length].decode("utf-8"))
         notes = {str(key): str(value) for key, value in header.pop(_NOTES, {}).items()}
+        _disjoint(header, len(raw) - 8 - length)
         tensors = {name: _tensor(entry, raw, 8 + length) for name, entry in header.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise ValueError(f"{path} is no whole safetensors file ({type(fault).__name__}): write it again") from None
     return tensors, notes
+
+
+def _disjoint(header: Mapping[str, Any], size: int) -> None:
+    """Tensors that share bytes would take more memory than the file. Raises ValueError, also for what is no size."""
+    for entry in header.values():
+        numbers = [*entry["shape"], *entry["data_offsets"]]
+        if not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+            raise ValueError("a size that is none")
+    spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    if any(last > first for (_, last), (first, _) in pairwise(spans)) or (spans and spans[-1][1] > size):
+        raise ValueError("tensors share bytes")
 
 
 def _tensor(entry: Mapping[str, Any], raw: bytes, start: int) -> torch.Tensor:
