@@ -159,13 +159,15 @@ class Desk:
         status = self.zygote.run(request, meanwhile)
         return Done(status, *(p.read_text(world.encoding, "replace") for p in (out, err)))
 
-    def here(self, home: Path, *argv: str, off: Off = NOTHING, encoding: str = "utf-8") -> Done:
+    def here(
+        self, home: Path, *argv: str, off: Off = NOTHING, encoding: str = "utf-8", env: dict[str, str] | None = None
+    ) -> Done:
         """The same in this process: quicker, in a world where nothing is wrong."""
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2))
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         places = {f"KGEN_{name.upper()}": str(home / name) for name in ("runs", "set", "cache")}
         kept = dict(os.environ)
-        os.environ.update(places)
+        os.environ.update({**places, **(env or {})})
         try:
             with without(off), redirect_stdout(out), redirect_stderr(err):
                 status = sys.modules["kgen.cli.boundary"].run(sys.modules["kgen.cli.app"].build(), argv)
