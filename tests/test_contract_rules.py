@@ -81,6 +81,7 @@ def test_largest_error_of_a_tensor_counts_and_both_limits_hold_up_to_their_value
     assert not judge(MaxAbs(0.5), torch.tensor([1.0, 0.0, 0.0]), want, stock=stock)  # 1.25 times stock's
     refused = MaxAbs(0.5).judge(torch.tensor([1.1, 0.0, 0.0]), stock, want.double(), want.double(), 1)
     assert (refused.code, refused.allowed_rounded, refused.errors) == ("error", pytest.approx(1.0, rel=1e-6), None)
+    assert refused.allowed_true == 0.0
     passed = MaxAbs(0.5).judge(want, want, want.double(), want.double(), 1)
     assert (passed.code, passed.complaint, passed.allowed_true, passed.allowed_rounded) == ("", "", 0.0, 0.5)
 

@@ -1,0 +1,183 @@
+"""What timed samples become, by hand: a point's numbers, the fastest that is believed, what names the result."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kgen.gates import perf, perf_judge, timing
+from kgen.gates.perf_judge import Findings, Moved
+from kgen.gates.rates import Rates
+from kgen.gates.runner.host import Outcome
+from kgen.gates.runner.job import stock_spec
+from kgen.gates.runner.perf import CHAINED, COLD, GRAPH, PointJob
+from kgen.ops import REGISTRY
+from kgen.records import PerfPoint, Status
+
+MOE, KDA, APPEND = (REGISTRY.get(name) for name in ("moe_shared", "kda_core", "mla_kv_append"))
+FEW = {GRAPH: 3, CHAINED: 2, COLD: 4}
+FAST = Rates(read=4.0e12, nominal=5.0e12, source="made up")
+
+
+def job(op: Any = MOE, tokens: int = 8, **changed: Any) -> PointJob:
+    return replace(perf.make_jobs(op, [stock_spec(op.problem("nano", tokens, "sm_90a"))], (), FEW)[0], **changed)
+
+
+def record(column: str = GRAPH, **samples: list[float]) -> dict[str, Any]:
+    return {"column": column, "timer": "the timer", "samples": samples, "calls": 24, "sets": 3}
+
+
+def test_a_point_is_named_by_what_there_is_of_it() -> None:
+    key = "moe_shared/nano/t8/sm_90a"
+    assert perf_judge.name_of(job()) == f"{key}/n8"
+    assert perf_judge.name_of(job(tokens=8, scenario="far"), COLD) == f"{key}/n8/far/cold"
+
+
+def test_a_points_numbers_are_those_of_its_samples() -> None:
+    made = record(candidate=[2.0, 4.0, 6.0, 8.0], stock=[10.0, 10.0, 10.0, 10.0], compile=[9.0, 9.0, 11.0, 11.0])
+    point = perf_judge.make_point(job(scenario="far"), made, Moved(8.0e6, 4.0e6), FAST)
+    assert (point.candidate_us, point.baselines_us) == (5.0, {"stock": 10.0, "compile": 10.0})
+    assert (point.best_baseline, point.ratio, point.samples) == ("stock", 0.5, 4)
+    assert (point.floor_us, point.roofline) == (2.0, 0.4)  # 8 MB at 4 TB/s
+    assert (point.tokens, point.column, point.timer, point.scenario) == (8, GRAPH, "the timer", "far")
+    assert (point.label, 0.2 <= point.ratio_low <= 0.5 <= point.ratio_high <= 0.8) == ("win", True)
+
+
+def test_without_known_rates_there_is_no_floor() -> None:
+    point = perf_judge.make_point(job(), record(candidate=[1.0], stock=[1.0]), Moved(8.0e6, 8.0e6), None)
+    assert (point.floor_us, point.roofline, point.label) == (0.0, 0.0, "win")
+
+
+def said(time: float, column: str = GRAPH, limits: Rates | None = FAST, **more: str) -> str:
+    made = {**record(column, candidate=[time], stock=[9.0]), **more}
+    moved = Moved(8.0e6, 4.0e6)
+    return perf_judge.impossible(job(), made, perf_judge.make_point(job(), made, moved, limits), moved, limits)
+
+
+def test_a_time_is_believed_down_to_what_must_pass_at_the_nominal_peak() -> None:
+    assert said(0.8) == ""  # 4 MB at 5 TB/s
+    assert said(0.79) == "moe_shared/nano/t8/sm_90a/n8/graph: 0.79 us, but its bytes need 0.80 us at peak"
+    assert said(0.79, COLD) != ""
+    assert said(0.01, CHAINED) == said(0.01, limits=None) == said(0.01, warm="1 MB") == ""
+
+
+def states(count: int) -> list[dict[str, Any]]:
+    return [{"repetition": r, "call": r + 1, "tensors": {}} for r in range(count)]
+
+
+@pytest.mark.parametrize(("column", "timed"), [(GRAPH, 3 * 5), (COLD, 4)])
+def test_it_is_noted_of_which_calls_states_were_kept(column: str, timed: int) -> None:
+    found = Findings(raw={perf_judge.name_of(job(KDA), column): {}})
+    perf_judge._note_states(KDA, job(KDA), {"column": column, "sets": 5, "states": states(2)}, found)
+    ((name, text),) = found.states.items()
+    assert text == f"2 of {timed} calls" and found.wrong == []
+    assert found.raw[name]["states"] == [[0, 1], [1, 2]]
+    perf_judge._note_states(KDA, job(KDA), {"column": column, "sets": 5, "states": []}, found)
+    assert found.wrong == [f"{name}: the runner kept no state of a timed call"]
+
+
+def test_of_an_op_without_states_nothing_is_noted() -> None:
+    found = Findings()
+    perf_judge._note_states(MOE, job(), {"column": GRAPH, "sets": 5}, found)
+    assert found == Findings(table=found.table)
+
+
+def test_bytes_of_a_replay_are_a_mean_and_of_cold_calls_a_median() -> None:
+    op = REGISTRY.get("moe_experts")
+    problem = op.problem("nano", 8, "sm_90a")
+    sets = [op.inputs(problem, family, 3, "cpu") for family in ("routing_same", "routing_uniform", "routing_same")]
+    one, other, _ = (op.cost_of(problem, values).bytes for values in sets)
+    assert one != other
+    given, made = job(op), {"column": GRAPH, "calls": 24}
+    assert perf_judge.bytes_moved(op, given, made, sets, 0) == Moved((2 * one + other) / 3, (2 * one + other) / 3)
+    cold = perf_judge.bytes_moved(op, given, {"column": COLD, "calls": 9}, sets, 0)
+    assert cold == Moved(one, one)  # sets 0, 1, 2, 0
+
+
+def test_what_a_call_leaves_in_its_states_need_not_pass_up_to_the_l2() -> None:
+    op = APPEND
+    problem = op.problem("nano", 8, "sm_90a")
+    sets = [op.inputs(problem, op.families[0].name, 1, "cpu")]
+    whole = op.cost_of(problem, sets[0]).bytes
+    sizes = op.sizes(problem)
+    state = next(t for t in op.present(problem) if t.role.name == "STATE")
+    written = 2 * torch.Size(state.sizes(sizes)).numel()  # bf16
+    made = {"column": GRAPH, "calls": 10}
+
+    def soon(l2: int) -> float:
+        return perf_judge.bytes_moved(op, job(op), made, sets, l2).soon
+
+    assert soon(0) == whole and soon(100) == whole - 10
+    assert soon(1 << 40) == max(0.0, whole - written)  # all that ten calls write
+    assert perf_judge.bytes_moved(op, job(op), {"column": COLD, "calls": 10}, sets, 100).soon == whole - 100
+
+
+def point(label: str, problem: str = "p") -> PerfPoint:
+    high = {"win": 1.0, "tie": 1.02, "left": 1.2}[label]
+    return PerfPoint(problem, 1, GRAPH, "t", 1.0, {"stock": 1.0}, "stock", 1.0, 1.0, high, 0.5, 1.0, 3, label)
+
+
+WIN = [point("win", "a"), point("win", "b"), point("tie", "c"), point("left", "d")]
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "wanted", "code", "message"),
+    [
+        ("done", Findings(points=WIN), Status.PASS, "pass", "2 bins win, 1 tie, 1 leave the envelope"),
+        ("done", Findings(points=WIN[2:]), Status.FAIL, "no_win", "0 bins win, 1 tie, 1 leave the envelope"),
+        ("done", Findings(), Status.FAIL, "no_win", "0 bins win, 0 tie, 0 leave the envelope"),
+        ("done", Findings(points=WIN, wrong=["w", "v"], impossible=["i"]), Status.FAIL, "wrong", "w"),
+        ("done", Findings(points=WIN, impossible=["i", "j"]), Status.FAIL, "impossible", "i"),
+        ("crashed", Findings(points=WIN, wrong=["w"]), Status.FAIL, "crash", "said"),
+        ("fault", Findings(points=WIN, wrong=["w"]), Status.FAIL, "crash", "said"),
+        ("hung", Findings(points=WIN, wrong=["w"]), Status.FAIL, "timeout", "said"),
+        ("error", Findings(points=WIN), Status.ERROR, "runner", "said"),
+        ("error", Findings(points=WIN, wrong=["w"]), Status.FAIL, "wrong", "w"),
+    ],
+)
+def test_the_most_basic_finding_names_the_result(
+    status: str, found: Findings, wanted: Status, code: str, message: str
+) -> None:
+    result = perf._result(Outcome(status, "said", "", Path()), found)
+    assert (result.status, result.code, result.gate) == (wanted, f"perf.{code}", "perf-sweep")
+    assert result.message.startswith(message)
+    assert result.evidence == {"wrong": found.wrong, "impossible": found.impossible}
+
+
+def test_the_evidence_lists_twenty_findings_at_most() -> None:
+    many = [str(n) for n in range(30)]
+    result = perf._result(Outcome("done", "", "", Path()), Findings(wrong=many, impossible=many))
+    assert result.evidence == {"wrong": many[:20], "impossible": many[:20]}
+
+
+def test_a_bin_is_timed_at_its_own_count_and_at_those_that_it_serves() -> None:
+    assert perf.counts(MOE, 16) == (16, 12) and perf.counts(MOE, 8)[0] == 8
+    served = [n for tokens in MOE.pack.bins for n in perf.counts(MOE, tokens)[1:]]
+    assert sorted(served) == sorted(n for n in MOE.pack.padded if n not in MOE.pack.bins)
+
+
+def test_a_state_ops_runner_is_told_how_much_it_may_keep() -> None:
+    jobs = [job(KDA), job(KDA, repetitions={GRAPH: 1})]
+    told = perf.make_job(KDA, jobs, Path("/c"), "cuda")
+    columns = sum(len(j.repetitions) for j in jobs)
+    assert told["state_bytes"] == 2_000_000_000 // columns and told["compile"] is True
+    plain = perf.make_job(MOE, [job()], Path("/c"), "cpu")
+    assert "state_bytes" not in plain and plain["compile"] is False and len(plain["points"]) == 1
+
+
+def test_room_is_asked_for_all_outputs_and_the_states_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "l2_bytes", lambda device: 0)
+    # three sets; y is 8 rows of 256 in bf16; a replay has 3 calls, a chain 24, a cold sample one
+    y, given = 8 * 256 * 2, job()
+    assert perf._output_bytes(MOE, given, "cpu", 0) == y * (3 * 3 + (24 * 2 if MOE.chain else 0) + 4)
+    op, given = APPEND, job(APPEND, repetitions={GRAPH: 3, COLD: 4})
+    problem = given.spec.problem
+    sizes = op.sizes(problem)
+    kept = {t.name: torch.Size(t.sizes(sizes)).numel() * 2 for t in op.present(problem) if t.role.name == "STATE"}
+    outs = {t.name: torch.Size(t.sizes(sizes)).numel() * 2 for t in op.present(problem) if t.role.name == "OUT"}
+    state, out = sum(kept.values()), sum(outs.values())
+    calls = 24 * 3 + 4  # with states a replay is never shorter than MIN_CALLS
+    assert perf._output_bytes(op, given, "cpu", 0) == out * calls + 2 * state
+    assert perf._output_bytes(op, given, "cpu", 5 * state) == out * calls + 5 * state + min(5, 4) * state
