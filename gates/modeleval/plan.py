@@ -100,7 +100,7 @@ TABLE: Mapping[str, Sizes] = {
     "cuda": Sizes(
         rows=64,
         least=4,
-        drift=(512, 4, 8),
+        drift=(512, 2, 8),
         filled=(131_072, 2, 8),
         free=(64, 16, 4),
         long_free=(4096, 16, 4),

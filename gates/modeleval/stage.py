@@ -24,7 +24,7 @@ from kgen.model.decoder.step import Output
 from kgen.model.decoder.weights import Weights, load
 
 WARMUPS = 2
-REPLAYS = 2  # graph replays under the profiler, a round
+REPLAYS = 1  # graph replays under the profiler, a round
 ROUNDS = 4  # at most: the profiler may lose records; one round must be exact, none may show more
 
 

@@ -53,7 +53,7 @@ def _new_rows(
 
 
 def _write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    """Rows of bytes into their slots, in place and without a look at the data.
+    """Rows into their slots, in place and without a look at the data.
 
     Padding repeats the first row that is written, or writes slot 0 back as it was when there is none.
     """
@@ -166,9 +166,8 @@ class MlaKvAppend(Op):
         return stored(row, problem, rounded)
 
     def reference(self, problem: Problem, values: Values, rounded: bool) -> dict[str, torch.Tensor]:
-        cache, slots = widened(tensor(values, "cache")).clone(), tensor(values, "slots")
-        used = slots >= 0
-        cache.view(-1, ROW)[slots[used]] = self._rows(problem, values, rounded)[used]
+        cache = widened(tensor(values, "cache")).clone()
+        _write(cache, tensor(values, "slots"), self._rows(problem, values, rounded))
         return {"cache": cache}
 
     def hard_rules(self, problem: Problem, values: Values, got: dict[str, torch.Tensor]) -> list[str]:
