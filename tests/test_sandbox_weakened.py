@@ -92,6 +92,9 @@ COPIES: Mapping[str, Weakened] = {
     "processes": Weakened(
         ("fork-bomb", "daemons"), (("sandbox/seccomp.py", "PROCESSES | UNSEEN", "UNSEEN"), ANY_CLONE)
     ),
+    "reserving": Weakened(
+        ("reserving",), (("sandbox/seccomp.py", "_refuse(FALLOCATE[column], errno.EOPNOTSUPP)", "[]"),)
+    ),
     "descriptors": Weakened(("descriptors",), (("builder/server.py", "os.closerange(3,", "os.closerange(2000,"),)),
     "Landlock": Weakened(("write-outside", "other-jobs", "home"), (NO_LANDLOCK,)),
     "sockets": Weakened(

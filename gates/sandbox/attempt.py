@@ -17,6 +17,7 @@ REFUSALS = (errno.EPERM, errno.ENOSYS, errno.EACCES)
 COLUMN = {"x86_64": 0, "aarch64": 1}
 NUMBERS = {**seccomp.NETWORK, **seccomp.SPY, **seccomp.KERNEL, **seccomp.OWN_ONLY}
 NUMBERS |= {"clone": seccomp.CLONE, "clone3": seccomp.CLONE3, "fcntl": seccomp.FCNTL, "tgkill": seccomp.TGKILL}
+NUMBERS |= {"fallocate": seccomp.FALLOCATE}
 NUMBERS |= {"personality": seccomp.PERSONALITY}
 libc = ctypes.CDLL(None, use_errno=True)
 

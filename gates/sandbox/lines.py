@@ -15,6 +15,7 @@ CPU, WALL, FULL = "cpu", "wall", "full"  # why it was killed: CPU time, the dead
 LEFT_SECONDS = 1.0  # after a kill, until no process of it is left
 
 INSTALL = "apt-get install bubblewrap"
+SIGNALS = "apt-get install bubblewrap, or use a kernel whose Landlock confines signals (Linux 6.12 or newer)"
 KERNEL = "use a kernel with Landlock and seccomp (Linux 5.13 or newer)"
 OURS = "a defect of kgen: please report it with this table"
 
@@ -56,6 +57,7 @@ LINES: tuple[Line, ...] = (
     Line("threads", "starts threads without end", "no more than its user may have", INSTALL),
     Line("memory", "takes more address space than the limit", "refused", OURS),
     Line("disk", "fills its folder", "killed beyond 64 MiB", OURS, _killed(FULL)),
+    Line("reserving", "reserves room without writing", "refused: gigabytes between two looks at the folder"),
     Line("deleted-files", "fills files that it deletes", "killed beyond 64 MiB", KERNEL, _killed(FULL)),
     Line("nameless-files", "makes files without a name, and in memory", "refused"),
     Line("many-files", "makes files without end", "killed beyond 256", OURS, _killed(FULL)),
@@ -79,7 +81,7 @@ LINES: tuple[Line, ...] = (
     Line("dns", "asks name servers", "refused; nothing arrived"),
     Line("unix-socket", "connects to a socket file", "refused; nothing arrived"),
     Line("abstract-socket", "connects to an abstract socket", "refused; nothing arrived"),
-    Line("signals", "signals its server and processes outside, in six ways", "refused; nothing arrived"),
+    Line("signals", "signals its server and processes outside, in six ways", "refused; nothing arrived", SIGNALS),
     Line("others-limits", "reads and sets limits and priorities of others", "refused"),
     Line("ptrace", "traces others, reads their memory, takes descriptors", "refused"),
     Line("namespaces", "makes and enters namespaces, users' first", "refused"),

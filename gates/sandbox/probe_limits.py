@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kgen.gates.sandbox.attempt import Bait, libc, through
+from kgen.gates.sandbox.attempt import Bait, call, libc, through
 
 MIB = 1 << 20
 PATIENCE = 4.0  # seconds that a probe of time goes on when nobody stops it
@@ -94,6 +94,11 @@ def disk(bait: Bait) -> list[str]:
         time.sleep(0.02)
     time.sleep(PAUSE)
     return [f"filled {FILES * FILE // MIB} MiB"]
+
+
+def reserving(bait: Bait) -> list[str]:
+    fd = os.open("reserved", os.O_WRONLY | os.O_CREAT, 0o600)
+    return through({"fallocate": partial(call, "fallocate", fd, 0, 0, MIB)})
 
 
 def deleted_files(bait: Bait) -> list[str]:

@@ -106,7 +106,7 @@ OWN_ONLY = {  # first argument 0: the caller itself
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
 }
-CLONE, CLONE3, OPENAT2 = (56, 220), (435, 435), (437, 437)
+CLONE, CLONE3, OPENAT2, FALLOCATE = (56, 220), (435, 435), (437, 437), (285, 47)
 OPEN, OPENAT, PRCTL, PERSONALITY = (2, -1), (257, 56), (157, 167), (135, 92)
 KILL, TGKILL, FCNTL, IOCTL = (62, 129), (234, 131), (72, 25), (16, 29)
 CLONE_THREAD, CLONE_NEW_ANY = 0x00010000, 0x7E020000  # every namespace that clone can make
@@ -169,6 +169,7 @@ def program(profile: str, machine: str, pid: int) -> list[Instruction]:
     out += _by_argument(PERSONALITY[column], 0, _equal(*PERSONALITIES), RET_ALLOW, REFUSED)
     out += _by_argument(FCNTL[column], 1, _equal(*SIGNAL_OWNER[FCNTL]), REFUSED, RET_ALLOW)
     out += _by_argument(IOCTL[column], 1, _equal(*SIGNAL_OWNER[IOCTL], *KEYSTROKES), REFUSED, RET_ALLOW)
+    out += _refuse(FALLOCATE[column], errno.EOPNOTSUPP)  # takes gigabytes between two looks at the folder; libc writes
     out += _dies_with_parent(PRCTL[column])
     out += _for_a_job(column, pid) if job else []
     if not job:
