@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help propose test deep lint wheel clean
+.PHONY: help propose test deep mutation lint wheel clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -14,6 +14,7 @@ VENV ?= .venv
 OP ?= moe_shared
 ARGS ?=
 PYTEST_ARGS ?=
+MUTATION_ARGS ?=
 JOBS ?= 2
 
 BIN := $(VENV)/bin
@@ -23,6 +24,7 @@ help:
 	@echo "make propose OP=moe_shared   set up, then propose kernels for an op"
 	@echo "make test                    set up, then run the tests (PYTEST_ARGS='tests/test_store_runs.py')"
 	@echo "make deep                    the long sweeps as well"
+	@echo "make mutation                mutate the judging code and see that tests notice (MUTATION_ARGS='--again')"
 	@echo "make lint                    ruff and mypy"
 	@echo "make wheel                   build a wheel into dist/"
 	@echo "make clean                   remove $(VENV) and what builds leave"
@@ -45,6 +47,9 @@ test: $(VENV)/.dev
 
 deep: $(VENV)/.dev
 	@$(BIN)/pytest -m deep $(PYTEST_ARGS)
+
+mutation: $(VENV)/.dev
+	@PYTHONPATH=tests $(BIN)/python -W ignore -m mutation $(MUTATION_ARGS)
 
 # mypy cannot follow an editable install, so it gets an installed copy; `build/` would leak deleted modules into it
 lint: $(VENV)/.dev

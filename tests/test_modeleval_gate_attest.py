@@ -10,8 +10,8 @@ from support.modeleval import ARCH, stand
 
 from kgen.gates.modeleval import attest
 from kgen.gates.modeleval.census import Census
-from kgen.gates.modeleval.exercise import EAGER, FORCED, GRAPH, Exercise, Way
-from kgen.gates.modeleval.sides import CANDIDATE, OFF, STOCK, Left, Part, Record
+from kgen.gates.modeleval.exercise import EAGER, FILLED, FORCED, FREE, GRAPH, OTHER, Exercise, Way
+from kgen.gates.modeleval.sides import CANDIDATE, MUTANT, OFF, STOCK, Left, Part, Record
 from kgen.gates.modeleval.stage import REPLAYS
 from kgen.ops import REGISTRY
 
@@ -157,3 +157,129 @@ def test_the_summary_names_ops_batch_sizes_and_steps() -> None:
             }
         }
     }
+
+
+def test_only_a_candidate_and_a_mutant_seat_builds() -> None:
+    seats = {}
+    for kind in (CANDIDATE, MUTANT, OFF, STOCK):
+        want = attest.expected(replace(MINE, kind=kind), GIVEN, batch(EAGER), CENSUS)
+        seats[kind] = dict(want.promoted), dict(want.stock), {k: dict(n) for k, n in want.per_step.items()}
+    mine = ({KEY: 7}, OTHERS, {KEY: {KERNEL: PER_STEP}})
+    none: tuple[dict[str, int], dict[str, int], dict[str, Any]] = ({}, {**OTHERS, KEY: 7}, {})
+    assert seats == {CANDIDATE: mine, MUTANT: mine, OFF: none, STOCK: none}
+
+
+def test_every_batch_of_every_mode_is_named_by_its_mode_and_size() -> None:
+    fewer = {"counts": {KEY: {KERNEL: 69}}}
+    found = left(batch(EAGER, **fewer), batch(GRAPH, captured={KEY: {KERNEL: 13}}, warm={KEY: {KERNEL: 27}}))
+    assert attest.faults(MINE, found, CENSUS) == [
+        f"{GIVEN.name} eager q1 of 4: {KEY} counted 69 x {KERNEL}, expected 70 x {KERNEL} in 5 steps",
+        f"{GIVEN.name} graph q1 of 4, warm-up: {KEY} counted 27 x {KERNEL}, expected 28 x {KERNEL} in 2 steps",
+        f"{GIVEN.name} graph q1 of 4, capture: {KEY} counted 13 x {KERNEL}, expected 14 x {KERNEL} in 1 steps",
+    ]
+
+
+def test_a_record_without_batches_seats_nobody_and_plans_nothing() -> None:
+    records = {k: replace(r, batches=()) for k, r in HONEST.records.items()}
+    assert attest.faults(MINE, replace(HONEST, records=records), CENSUS) == []
+
+
+def test_a_build_record_without_launches_attests_nothing() -> None:
+    silent = replace(MINE, builds=(stand("x", 4, kernels=[]),))
+    for mode in (EAGER, GRAPH):
+        lines = attest._batch(batch(mode), attest.expected(silent, GIVEN, batch(mode), CENSUS), False)
+        assert lines == [f"{mode} q1 of 4: the build record of {KEY} names no launch"]
+
+
+def test_a_batch_without_steps_may_have_no_launch() -> None:
+    want = attest.expected(MINE, GIVEN, batch(EAGER), CENSUS)
+    assert attest._batch({**batch(EAGER), "steps": 0, "counts": {}}, want, False) == []
+    assert attest._batch({**batch(EAGER), "steps": 0}, want, False) != []
+
+
+def test_more_than_expected_in_any_round_is_a_fault_and_is_the_one_shown() -> None:
+    full = PER_STEP * REPLAYS
+    exact, short, more = ({KERNEL: full + n} for n in (0, -1, 1))
+
+    def seen(*rounds: dict[str, int]) -> list[str]:
+        return attest.faults(MINE, left(batch(EAGER), batch(GRAPH, profiled=list(rounds))), CENSUS)
+
+    assert seen(exact) == seen(short, exact) == seen(exact, {"sgemm": 9}) == []
+    where, expects = (
+        f"{GIVEN.name} graph q1 of 4: the profiler saw",
+        f"in {REPLAYS} replays, expected {full} x {KERNEL}",
+    )
+    assert seen(short, exact, more) == [f"{where} {full + 1} x {KERNEL} {expects}"]
+    assert seen(short) == [f"{where} {full - 1} x {KERNEL} {expects}"]
+    assert seen({}) == seen({"sgemm": 3}) == [f"{where} nothing {expects}"]
+    quiet = replace(MINE, exercises=(replace(GIVEN, profiled=False),))
+    assert attest.faults(quiet, left(batch(EAGER), batch(GRAPH, profiled=[more])), CENSUS) == []
+
+
+def test_a_kernel_is_known_by_its_name_with_or_without_a_signature() -> None:
+    assert attest.known({"k(int)": 2, "k": 3, "k(float)": 4, "other(k)": 5, "n(a)": 6}, {"k", "n(a)"}) == {
+        "k": 9,
+        "n(a)": 6,
+    }
+
+
+def test_free_runs_may_take_other_numbers_of_steps() -> None:
+    for kind, lines in ((FORCED, 1), (FILLED, 1), (FREE, 0)):
+        exercise = replace(GIVEN, kind=kind, modes=(EAGER,))
+        record = Record(exercise.name, EAGER, {}, (batch(EAGER, steps=4, counts={KEY: {KERNEL: PER_STEP * 4}}),), {})
+        found = Left("done", "", {}, {(exercise.name, EAGER): record})
+        assert len(attest.faults(replace(MINE, exercises=(exercise,)), found, CENSUS)) == lines
+
+
+def test_one_profiled_exercise_that_shows_a_kernel_is_enough_for_itself_alone() -> None:
+    assert attest.blind(MINE, left(batch(EAGER), batch(GRAPH, profiled=[{}, {"sgemm": 1}]))) == []
+    unprofiled = replace(MINE, exercises=(replace(GIVEN, profiled=False),))
+    assert attest.blind(unprofiled, left(batch(EAGER), batch(GRAPH, profiled=[]))) == []
+    assert attest.blind(MINE, left(batch(EAGER), batch(GRAPH, profiled=[]))) == [
+        f"{MINE.name}: the profiler saw no kernel at all in replays of {GIVEN.name}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "odd"),
+    [
+        ([], [], ""),
+        ([{"a": 1}], [{"a": 1}], ""),
+        ([{"a": 1}, {"a": 2}], [{"a": 3}, {"a": 1}], ""),
+        ([{"a": 1}], [], "1 x a"),
+        ([], [{"a": 1}], "-1 x a"),
+        ([{"a": 9}, {"a": 3, "b": 1}], [{"a": 8}, {"a": 1, "b": 1}], "2 x a"),
+    ],
+)
+def test_switched_off_some_round_shows_what_some_round_of_stock_shows(
+    mine: list[dict[str, int]], theirs: list[dict[str, int]], odd: str
+) -> None:
+    lines = attest.as_stock(OFF_PART, stock_like(profiled=mine), stock_like(profiled=theirs))
+    says = f"{GIVEN.name} graph: switched off, other kernels run than in stock: {odd}"
+    assert lines == ([says] if odd else [])
+
+
+def test_switched_off_other_compositions_of_stock_are_not_compared() -> None:
+    free = replace(GIVEN, kind=FREE, modes=(EAGER,), other=2)
+    part = Part(STOCK, "nano-random", (free,))  # the one kind of part with such modes
+    logits = torch.zeros(5, 4, 8)
+    record = Record(free.name, EAGER, {"logits": logits}, (), {})
+    found = Left("done", "", {}, {(free.name, EAGER): record})
+    assert part.modes(free) == [EAGER, f"{OTHER} {EAGER}"]
+    assert attest.as_stock(part, found, found) == []
+
+
+def test_steps_of_batches_of_one_size_add_up_in_the_summary() -> None:
+    records = {k: replace(r, batches=r.batches * 2) for k, r in HONEST.records.items()}
+    stock = replace(MINE, kind=STOCK)
+    shown = attest.summary([stock, MINE], {MINE.name: replace(HONEST, records=records)}, CENSUS)
+    entry = shown["nano-random"]["nano-random 4x1"]
+    assert (entry["eager steps"], entry["graph steps"], entry["launches_per_step"]) == (10, 10, PER_STEP)
+    assert attest._by_op({"a/x": 2, "a/y": 3, "b": 4}) == {"a": 5, "b": 4}
+
+
+def test_a_line_shows_the_first_count_that_differs_and_cuts_long_names() -> None:
+    assert attest._odd({"a": 1, "b": 2}, {"a": 1, "b": 3}) == "are 2 of b instead of 3"
+    assert attest._odd({}, {"a": 1}) == "are 0 of a instead of 1"
+    assert attest._short({"k" * 60: 2, "n": 1}) == f"2 x {'k' * 48}, 1 x n"
+    assert attest._short({}) == "nothing"

@@ -1,0 +1,185 @@
+"""`python -m mutation` (with tests/ on the path): mutate the judging code, run the tests that reach each change.
+
+python -m mutation                      everything, from the start; writes record.json
+python -m mutation --again              only what was alive last time, after tests were added
+python -m mutation --module X --share 0.3    a sample (fixed seed) of one module; writes no record
+python -m mutation --lines              survivors with their lines
+"""
+
+import argparse
+import ast
+import gc
+import hashlib
+import json
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from mutation import forks, record
+from mutation.areas import BUDGET, FIRST, MODULES, sources, test_files
+from mutation.cover import Cover, cover
+from mutation.mutants import Mutant, mutants
+from mutation.session import WORK, Session
+
+SEED = 20261130
+RESULTS = WORK / "results.json"
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="mutation", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--again", action="store_true", help="keep what was killed, try the rest")
+    parser.add_argument("--module", action="append", default=[], help="only this one (repeatable)")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="part of each module's mutants, drawn with a fixed seed"
+    )
+    parser.add_argument("--minutes", type=float, default=600.0, help="stop after so long; --again goes on")
+    parser.add_argument("--listed", action="store_true", help="try those that are listed as equivalent too")
+    parser.add_argument("--lines", action="store_true", help="only print the survivors of the last run")
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    WORK.mkdir(exist_ok=True)
+    texts, results = sources(), _results(fresh=not (chosen.again or chosen.lines))
+    everything = [m for module, text in texts.items() for m in mutants(module, text)]
+    if chosen.lines:
+        _show(everything, results)
+        return 0
+    todo = _drawn(everything, chosen.module or MODULES, chosen.share)
+    listed = {e.key for e in record.equivalents()}
+    todo = [m for m in todo if results.get(_id(m, texts)) not in (forks.KILLED, forks.TIMEOUT)]
+    todo = [m for m in todo if chosen.listed or m.key not in listed]
+    lines = _map(texts, keep=chosen.again)
+    _tried(todo, texts, lines, results, time.monotonic() + 60 * chosen.minutes)
+    by_key = {m.key: results[_id(m, texts)] for m in everything if _id(m, texts) in results}
+    body = record.summed(everything, by_key, texts, chosen.share, SEED)
+    for line in record.table(body):
+        say(line)
+    if not chosen.module:
+        record.write(body)
+    return 0 if all(a["score"] >= record.LEAST for a in body["areas"].values()) else 1
+
+
+def _drawn(everything: Iterable[Mutant], modules: Sequence[str], share: float) -> list[Mutant]:
+    found: list[Mutant] = []
+    for module in sorted(modules, key=lambda m: FIRST.index(m) if m in FIRST else len(FIRST)):
+        own = [m for m in everything if m.module == module]
+        count = max(1, round(share * len(own)))
+        found += own if share >= 1 or module in FIRST else random.Random(f"{SEED} {module}").sample(own, count)
+    return found
+
+
+def _id(mutant: Mutant, texts: dict[str, str]) -> str:
+    """A result belongs to one text of the module."""
+    return f"{hashlib.sha256(texts[mutant.module].encode()).hexdigest()[:12]} {mutant.key}"
+
+
+def _results(fresh: bool) -> dict[str, str]:
+    known: dict[str, str] = {} if fresh or not RESULTS.exists() else json.loads(RESULTS.read_text())
+    return known
+
+
+def _map(texts: dict[str, str], keep: bool) -> Cover:
+    """In a fork, since it puts probes into the code. With `keep`, only test files that have changed run again."""
+    path = WORK / "cover.json"
+    if not keep:
+        path.unlink(missing_ok=True)
+    if (pid := os.fork()) == 0:
+        status = 1
+        try:
+            cover(test_files(), texts, path, say)
+            status = 0
+        finally:
+            os._exit(status)
+    if os.waitpid(pid, 0)[1]:
+        raise SystemExit("the tests could not be run once: no map")
+    return Cover.load(path)
+
+
+def _tried(todo: Sequence[Mutant], texts: dict[str, str], lines: Cover, results: dict[str, str], end: float) -> None:
+    session = Session(test_files())
+    known = forks.functions(list(MODULES))
+    gc.freeze()  # forks then share what they do not write
+    for number, mutant in enumerate(todo):
+        if time.monotonic() > end:
+            say(f"out of time: {len(todo) - number} not tried; go on with --again")
+            break
+        names = lines.ordered((n for n in _reached(mutant, texts, lines) if n in session.items), BUDGET)
+        seconds = [lines.seconds[n] for n in names]
+        began = time.monotonic()
+
+        got = forks.ALIVE
+        if names:
+            put = partial(forks.swap, known, mutant, texts[mutant.module])
+            try:
+                got = forks.in_fork(partial(_passes, session, put, names, seconds), 40 * sum(seconds) + 120)
+            except forks.Changed as error:
+                say(f"not tried: {error}")
+                continue
+        results[_id(mutant, texts)] = got
+        if got == forks.ALIVE or number % 50 == 0:
+            say(f"{number + 1}/{len(todo)} {got} {time.monotonic() - began:.1f} s, {len(names)} tests: {mutant.key}")
+        if number % 20 == 0:
+            RESULTS.write_text(json.dumps(results))
+    RESULTS.write_text(json.dumps(results))
+
+
+def _passes(
+    session: Session, put: Callable[[], None], names: Sequence[str], seconds: Sequence[float], folder: Path
+) -> bool:
+    """In the fork."""
+    session.own_folder(folder)
+    put()
+    return session.passes(names, seconds)
+
+
+def _reached(mutant: Mutant, texts: dict[str, str], lines: Cover) -> set[str]:
+    """The tests that execute the changed statement; of what runs at import, the lines that use the name it
+    gives, and the tests that execute none: they look at what was made."""
+    if mutant.function:
+        span = _span(texts[mutant.module], mutant.line)
+        return lines.of((mutant.module, n) for n in span)
+    text = texts[mutant.module].splitlines()[mutant.line - 1]
+    names = re.findall(r"\w+", re.split("[=:(]", text.strip().removeprefix("def "))[0])
+    word = re.compile(rf"\b({'|'.join(names)})\b") if names else re.compile(r"\w")
+    uses = [
+        (module, n)
+        for module, whole in texts.items()
+        for n, line in enumerate(whole.splitlines(), 1)
+        if word.search(line) and (module, n) in lines.lines
+    ]
+    own = [(m, n) for m, n in lines.lines if m == mutant.module]
+    return (lines.of(uses) or lines.of(own)) | lines.idle()
+
+
+@cache
+def _span(text: str, line: int) -> range:
+    """The lines of the statement that starts there (of a compound one, its head)."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and node.lineno == line:
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else (node.end_lineno or line)
+            return range(line, max(line, last) + 1)
+    return range(line, line + 1)
+
+
+def _show(everything: Iterable[Mutant], results: dict[str, str]) -> None:
+    alive = {key.split(" ", 1)[1] for key, got in results.items() if got == forks.ALIVE}
+    listed = {e.key for e in record.equivalents()}
+    for mutant in everything:
+        if mutant.key in alive and mutant.key not in listed:
+            say(f"{mutant.module}:{mutant.line} {mutant.function}\n    {mutant.before}\n    {mutant.after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""The committed record of a mutation run, and the list of mutants that change nothing.
+
+`equivalent.toml` names a mutant by module, function and text, so that it does not depend on line numbers; each entry
+says why no test can tell the mutant from the original.
+"""
+
+import hashlib
+import json
+import platform
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mutation.areas import AREAS
+from mutation.mutants import Mutant
+
+FOLDER = Path(__file__).parent
+RECORD, LISTED = FOLDER / "record.json", FOLDER / "equivalent.toml"
+LEAST = 0.95  # of the mutants of an area that are not equivalent, so many must be killed
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    key: str
+    reason: str
+
+
+def equivalents(path: Path = LISTED) -> tuple[Equivalent, ...]:
+    """The entries of the list. An entry gives one reason for one or several changes of a function."""
+    found = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("equivalent", ()):
+        for before, after in entry["changes"]:
+            found.append(Equivalent(f"{entry['module']}:{entry['function']}: {before} -> {after}", entry["reason"]))
+    return tuple(found)
+
+
+def summed(
+    everything: Iterable[Mutant], results: Mapping[str, str], texts: Mapping[str, str], share: float, seed: int
+) -> dict[str, Any]:
+    """Counts by module and area. `results`: mutant -> killed, timeout, alive; what was not tried is not in it."""
+    listed = {e.key for e in equivalents()}
+    by_module: dict[str, dict[str, Any]] = {}
+    for module, text in texts.items():
+        own = [m for m in everything if m.module == module]
+        killed = [m.key for m in own if results.get(m.key) in ("killed", "timeout")]
+        same = [m.key for m in own if m.key in listed and m.key not in killed]
+        alive = [m.key for m in own if results.get(m.key) == "alive" and m.key not in listed]
+        by_module[module] = {
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "mutants": len(own),
+            "killed": len(killed),
+            "timeouts": sum(results.get(m.key) == "timeout" for m in own),
+            "equivalent": len(same),
+            "survivors": alive,
+            "not_tried": len(own) - len(killed) - len(same) - len(alive),
+            "score": _score(len(killed), len(alive)),
+        }
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": "make mutation",
+        "share": share,
+        "seed": seed,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "pytest": pytest.__version__},
+        "areas": {area: _area([by_module[m] for m in modules]) for area, modules in AREAS.items()},
+        "modules": by_module,
+    }
+
+
+def _area(modules: list[dict[str, Any]]) -> dict[str, Any]:
+    killed, alive = sum(m["killed"] for m in modules), sum(len(m["survivors"]) for m in modules)
+    counted = {name: sum(m[name] for m in modules) for name in ("mutants", "killed", "equivalent", "not_tried")}
+    return {**counted, "survivors": alive, "score": _score(killed, alive)}
+
+
+def _score(killed: int, alive: int) -> float:
+    return round(killed / (killed + alive), 4) if killed + alive else 1.0
+
+
+def table(body: Mapping[str, Any]) -> list[str]:
+    """For a terminal."""
+    lines = [f"{'':36} mutants killed equivalent alive untried  score"]
+    for name, row in {**body["areas"], **body["modules"]}.items():
+        alive = row["survivors"] if isinstance(row["survivors"], int) else len(row["survivors"])
+        counts = f"{row['mutants']:7} {row['killed']:6} {row['equivalent']:10} {alive:5} {row['not_tried']:7}"
+        lines.append(f"{name:36} {counts} {row['score']:6.1%}")
+    return lines
+
+
+def write(body: Mapping[str, Any]) -> None:
+    RECORD.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
