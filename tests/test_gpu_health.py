@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kgen.cli import app, boundary
-from kgen.gates.gpu import health, places, quarantine, standin
+from kgen.gates.gpu import health, places, probe, quarantine, standin
 from kgen.gates.gpu.devices import Device
 from kgen.gates.gpu.lease import leased
 from kgen.gates.gpu.quarantine import DeviceLost, NoDevice, Quarantine
@@ -113,6 +113,11 @@ def test_a_probe_finds_what_is_wrong(bench: StandIn, state: str, says: str) -> N
 )
 def test_which_errors_are_the_machines(text: str, machine: bool) -> None:
     assert health.of_the_machine(text) == machine
+
+
+def test_a_device_whose_memory_others_have_filled_is_not_ill() -> None:
+    assert probe.found("CUDA out of memory. Tried to allocate 64 MiB") == probe.found("CUDA error: out of memory") == ""
+    assert probe.found("CUDA error: device-side assert\nmore") == "CUDA error: device-side assert"
 
 
 def test_a_device_that_got_into_quarantine_meanwhile_is_not_probed(bench: StandIn) -> None:
