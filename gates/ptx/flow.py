@@ -1,11 +1,14 @@
 """Control flow of an entry: blocks, the order in which they run, loops that may wait for others."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from kgen.gates.ptx.syntax import Entry, Instruction, Sym
 from kgen.gates.ptx.tokens import PtxError
 
 BRANCHES = ("bra", "brx")
+MAX_TABLE = 4096  # targets of one brx.idx
+MAX_TARGETS = 1 << 20  # of all brx.idx of an entry
 WAITING = ("test_wait", "try_wait", "acquire", "relaxed", "volatile", "mmio")
 
 
@@ -28,8 +31,8 @@ def listed(entry: Entry, instruction: Instruction) -> list[int]:
     """Where each index of `brx.idx index, list` goes."""
     operand = instruction.operands[1] if len(instruction.operands) == 2 else None
     names = entry.tables.get(operand.name, ()) if isinstance(operand, Sym) else ()
-    if not names or any(name not in entry.labels for name in names):
-        raise PtxError(instruction.line, "brx.idx needs a list of labels of its entry")
+    if not 0 < len(names) <= MAX_TABLE or any(name not in entry.labels for name in names):
+        raise PtxError(instruction.line, f"brx.idx needs a list of 1 to {MAX_TABLE} labels of its entry")
     return [entry.labels[name] for name in names]
 
 
@@ -64,7 +67,7 @@ def ranks(entry: Entry) -> list[int]:
     """A number for each instruction (and the end): lanes at smaller ones run first. Reverse postorder of the blocks."""
     count = len(entry.instructions) + 1
     parts, following = blocks(entry)
-    position = _reverse_postorder(following)
+    position = positions(following)
     found = [0] * count
     for block, (start, end) in enumerate(parts):
         for i in range(start, end):
@@ -73,8 +76,8 @@ def ranks(entry: Entry) -> list[int]:
     return found
 
 
-def _reverse_postorder(following: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Block -> position; blocks that nothing reaches come last."""
+def positions(following: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Block -> position in reverse postorder; blocks that nothing reaches come last."""
     done: list[int] = []
     seen = {0}
     stack: list[tuple[int, int]] = [(0, 0)] if following else []
@@ -94,11 +97,16 @@ def _reverse_postorder(following: Sequence[Sequence[int]]) -> dict[int, int]:
 
 def spins(entry: Entry) -> Mapping[int, bool]:
     """Branch backwards -> whether what it jumps over can wait for another thread."""
+    left = MAX_TARGETS
+    for instruction in entry.instructions:
+        if instruction.opcode == "brx" and (left := left - len(targets(entry, instruction))) < 0:
+            raise PtxError(instruction.line, f"more than {MAX_TARGETS} targets of brx.idx")
+    before = [0, *itertools.accumulate(int(_waits(i)) for i in entry.instructions)]
     found: dict[int, bool] = {}
     for at, instruction in enumerate(entry.instructions):
-        for to in targets(entry, instruction):
-            if to <= at:
-                found[at] = found.get(at, False) or any(_waits(i) for i in entry.instructions[to : at + 1])
+        back = [to for to in targets(entry, instruction) if to <= at]
+        if back:
+            found[at] = before[at + 1] > before[min(back)]
     return found
 
 

@@ -142,6 +142,7 @@ class Machine:
 
     def _afford(self) -> None:
         lane = sum({"pred": 1, "b8": 1, "b16": 2, "b32": 4, "b64": 8, "b128": 16}[k] for k in self.plan.kinds)
+        lane += len(self.plan.followed)
         granules = self.shared_stride // self.plan.granules["shared"] * 32 + self.shared_stride
         need = self.lanes.count * (lane + self.local_size) + granules * self.lanes.ctas
         if need > self.run.limits.bytes:

@@ -6,7 +6,8 @@ at a guard, an address, a stored value, or an operand of mma or a barrier. A com
 uses are none. Not followed: through memory, shuffles and wgmma.
 """
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from kgen.gates.ptx.wave import Group
 NO_RESULT = ("bar", "barrier", "nanosleep", "bra", "brx", "ret", "exit", "setmaxnreg")
 SINKS = ("st", "red", "atom", "mma", "bar", "barrier", "stmatrix")
 BITWISE = ("and", "or", "xor", "lop3", "prmt", "bfi", "shf")
+MAX_BITS = 1 << 31  # registers x blocks of an entry that is looked through
 TEXT = "uses a register that the thread never wrote on its way here"
 
 
@@ -61,44 +63,46 @@ def _guard(i: Instruction) -> tuple[str, ...]:
 
 
 def suspects(entry: Entry) -> frozenset[str]:
-    """Registers that some way through the entry reads before it writes them."""
-    bit = {name: 1 << n for n, name in enumerate(entry.registers)}
+    """Registers that some way through the entry reads before it writes them. None for an entry that is too large."""
     blocks, following = flow.blocks(entry)
-    every = (1 << len(bit)) - 1
-    reached = [every] * len(blocks)
-    if not blocks:
+    if not blocks or len(blocks) * len(entry.registers) > MAX_BITS:
         return frozenset()
-    reached[0] = 0
-    written = []
-    for start, end in blocks:
-        mine = 0
+    bit = {name: 1 << n for n, name in enumerate(entry.registers)}
+    written = [0] * len(blocks)
+    for block, (start, end) in enumerate(blocks):
         for i in entry.instructions[start:end]:
             if i.guard is None:
                 for name in results(i):
-                    mine |= bit[name]
-        written.append(mine)
-    work = [0]
-    seen = {0}
-    while work:
-        block = work.pop()
-        after = reached[block] | written[block]
-        for to in following[block]:
-            new = reached[to] & after
-            if new != reached[to] or to not in seen:
-                reached[to] = new
-                seen.add(to)
-                work.append(to)
+                    written[block] |= bit[name]
     found: set[str] = set()
-    for block, (start, end) in enumerate(blocks):
-        if block not in seen:
-            continue
-        have = reached[block]
+    for block, have in _reached(following, written).items():
+        start, end = blocks[block]
         for i in entry.instructions[start:end]:
             found.update(name for name in (*sources(i), *_guard(i)) if not have & bit[name])
             if i.guard is None:
                 for name in results(i):
                     have |= bit[name]
     return frozenset(found)
+
+
+def _reached(following: Sequence[Sequence[int]], written: Sequence[int]) -> dict[int, int]:
+    """Block that something reaches -> what all ways to it write, as bits. In the order in which blocks run."""
+    place = flow.positions(following)
+    at = {0: 0}
+    queue, waits = [(place[0], 0)], {0}
+    while queue:
+        _, block = heapq.heappop(queue)
+        waits.discard(block)
+        after = at[block] | written[block]
+        for to in following[block]:
+            new = at[to] & after if to in at else after
+            if to in at and new == at[to]:
+                continue
+            at[to] = new
+            if to not in waits:
+                waits.add(to)
+                heapq.heappush(queue, (place[to], to))
+    return at
 
 
 def _passes(i: Instruction) -> bool:
@@ -110,15 +114,16 @@ def _passes(i: Instruction) -> bool:
 def followed(entry: Entry) -> frozenset[str]:
     """The suspects, and what is computed of them."""
     found = set(suspects(entry))
-    if not found:
-        return frozenset()
-    grew = True
-    while grew:
-        before = len(found)
-        for i in entry.instructions:
-            if _passes(i) and not found.isdisjoint(sources(i)):
-                found.update(results(i))
-        grew = len(found) > before
+    readers: dict[str, list[tuple[str, ...]]] = {}
+    for i in entry.instructions if found else ():
+        if _passes(i):
+            for name in sources(i):
+                readers.setdefault(name, []).append(results(i))
+    left = list(found)
+    while left:
+        new = {name for to in readers.get(left.pop(), ()) for name in to} - found
+        found |= new
+        left += new
     return frozenset(found)
 
 
