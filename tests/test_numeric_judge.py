@@ -30,6 +30,14 @@ def test_joined_calls_get_the_answers_of_single_calls() -> None:
         assert torch.equal(single.rounded["y"].bfloat16(), joined.rounded["y"].bfloat16())
 
 
+def test_of_the_three_answers_one_is_rounded_as_written_and_one_not_at_all() -> None:
+    problem = MOE.problem(SMALL, 2, "sm_90a")
+    answer = judge.expected(MOE, problem, MOE.inputs(problem, "normal", 1, "cpu"))
+    assert torch.equal(answer.rounded["y"], answer.rounded["y"].bfloat16().double())
+    assert not torch.equal(answer.true["y"], answer.true["y"].bfloat16().double())
+    assert answer.stock["y"].dtype is torch.bfloat16 and answer.true["y"].dtype is torch.float64
+
+
 def test_state_ops_are_never_joined() -> None:
     problem = RES.problem(SMALL, 2, "sm_90a")
     values = RES.inputs(problem, "normal", 1, "cpu")
@@ -95,6 +103,7 @@ def errors(true: float, rounded: float) -> Errors:
         (errors(0.9, 0.5), (1.0, 1.0), 0.9),
         (errors(0.5, 0.1), (0.25, 1.0), 2.0),
         (errors(0.0, 0.5), (0.0, 1.0), 0.5),
+        (errors(0.0, 0.0), (0.0, 0.0), 0.0),
         (errors(0.1, 0.5), (0.0, 1.0), float("inf")),
         (errors(1.0, 0.5), (0.0, 1.0), float("inf")),
         (errors(0.1, 0.5), (1e-9, 1.0), 0.1 / 1e-9),
@@ -152,6 +161,25 @@ def test_joined_calls_are_cut_apart_at_their_own_rows() -> None:
     assert [answer.stock["y"].shape[0] for answer in got] == [2, 2]
     assert judge.expected_many(MOE, problem, []) == []
     assert judge._row_by_row(MOE, problem) and not judge._row_by_row(RES, RES.problem(SMALL, 2, "sm_90a"))
+
+
+class _Sized(MoeShared):
+    """Notes how many rows it is said to have."""
+
+    def reference(self, problem: Problem, values: Any, rounded: bool) -> dict[str, torch.Tensor]:
+        SAID.append((problem.tokens, values["m"].shape[0]))
+        return super().reference(problem, values, rounded)
+
+
+SAID: list[tuple[int, int]] = []
+
+
+def test_joined_calls_are_one_problem_of_all_their_rows() -> None:
+    op = _Sized()
+    problem = op.problem(SMALL, 2, "sm_90a")
+    values = op.inputs(problem, "normal", 1, "cpu")
+    judge.expected_many(op, problem, [values] * 3)
+    assert SAID == [(6, 6), (6, 6)]
 
 
 class _Told:
