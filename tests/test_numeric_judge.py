@@ -1,14 +1,14 @@
 """The judge's answers: state chains, joined rows, and the table's worst rows."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from kgen.contract import Errors
 from kgen.contract.rules import Judged
-from kgen.contract.tensors import TensorSpec
+from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
 from kgen.gates import judge
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.sanitizer import errors_found, representatives
@@ -180,6 +180,38 @@ def test_joined_calls_are_one_problem_of_all_their_rows() -> None:
     values = op.inputs(problem, "normal", 1, "cpu")
     judge.expected_many(op, problem, [values] * 3)
     assert SAID == [(6, 6), (6, 6)]
+
+
+X = TensorSpec("x", "f32", ("tokens", "hidden"), Role.IN, "x")
+Y = TensorSpec("y", "f32", ("tokens", "hidden"), Role.OUT, "y")
+W = TensorSpec("w", "f32", ("hidden",), Role.WEIGHT, "w")
+ROW_STATE = TensorSpec("s", "f32", ("tokens",), Role.STATE, "s")
+SLOT_STATE = TensorSpec("s", "f32", ("hidden",), Role.STATE, "s")
+TABLE = TensorSpec("t", "f32", ("hidden",), Role.IN, "t")
+SCALE = ScalarSpec("scale", "f32", "factor", other=3.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "scalar", "joined"),
+    [
+        ((X, W, Y), (), True),
+        ((X, Y), (), True),
+        ((X, W, Y, ROW_STATE), (), False),
+        ((X, W, Y, SLOT_STATE), (), False),
+        ((X, TABLE, Y), (), False),
+        ((X, W, Y), (SCALE,), False),
+        ((W, Y), (), False),
+    ],
+)
+def test_calls_are_joined_only_where_rows_alone_move(
+    given: tuple[TensorSpec, ...], scalar: tuple[ScalarSpec, ...], joined: bool
+) -> None:
+    class Made(MoeShared):
+        tensors: ClassVar = given
+        scalars: ClassVar = scalar
+
+    op = Made()
+    assert judge._row_by_row(op, op.problem(SMALL, 2, "sm_90a")) is joined
 
 
 class _Told:
