@@ -130,7 +130,7 @@ def instruction(given: list[Token], register: Find, label: Find) -> Instruction:
 
 def _written(given: list[Token]) -> str:
     out = ""
-    for token in given:
+    for token in given[:300]:  # what is shown is cut there: a token has a character or more
         glue = token.text in ",]})|+-" or out.endswith(("[", "{", "(", "@", "!", "|", "+", "-")) or not out
         out += token.text if glue else f" {token.text}"
     return out[:300]

@@ -17,6 +17,8 @@ TYPE = re.compile(r"\.(?:b|u|s|f)(8|16|32|64|128)$")
 SPACES = (".global", ".shared", ".const", ".local")
 LINKAGE = (".visible", ".extern", ".weak", ".common")
 MAX_REGISTERS = 200_000
+MAX_CHARACTERS = 8 << 20  # of the names of an entry's registers, of which `%r<9>` makes many
+MAX_SIZE = 1 << 40  # bytes of a variable; a device has fewer
 MAX_DEPTH = 50
 MAX_PARAMS, MAX_ALIGN = 32764, 1 << 16  # bytes
 
@@ -43,6 +45,8 @@ class _Body:
 
     scope: _Scope
     registers: dict[str, str] = field(default_factory=dict)
+    declared: int = 0  # registers, each time that they are
+    characters: int = 0  # of their names
     variables: list[Variable] = field(default_factory=list)
     pending: list[tuple[list[Token], _Scope]] = field(default_factory=list)  # instructions before names are known
     labels: dict[str, int] = field(default_factory=dict)
@@ -159,6 +163,8 @@ class _Parser:
         while self._is("["):
             self._next()
             count *= 0 if self._is("]") else self._number()
+            if abs(count) > MAX_SIZE:
+                raise PtxError(name.line, f"variable {name.text[:60]} is too large")
             self._take("]")
         if self._is("="):
             self._next()
@@ -276,17 +282,25 @@ class _Parser:
                 if count > MAX_REGISTERS:
                     raise PtxError(name.line, f"{count} registers are too many")
                 self._take(">")
+                self._spend(body, name, count)
                 names = [f"{name.text}{i}" for i in range(count)]
             else:
+                self._spend(body, name, 1)
                 names = [name.text]
             for written in names:
                 unique = _unique(written, scope)
                 scope.registers[written] = unique
                 body.registers[unique] = kind
-            if len(body.registers) > MAX_REGISTERS:
-                raise PtxError(name.line, "too many registers")
             if self._next().text == ";":
                 return
+
+    @staticmethod
+    def _spend(body: _Body, name: Token, count: int) -> None:
+        """Registers that are declared again count again: a text may not make more than it has a right to."""
+        body.declared += max(count, 0)
+        body.characters += max(count, 0) * len(name.text)
+        if body.declared > MAX_REGISTERS or body.characters > MAX_CHARACTERS:
+            raise PtxError(name.line, "too many registers")
 
 
 def _unique(name: str, scope: _Scope) -> str:

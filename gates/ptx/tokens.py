@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 MAX_CHARACTERS = 16 << 20
+MAX_WORD = 4096  # characters: a kernel's name spells out the types of all its tensors
 TOKEN = re.compile(
     r"(?P<float>0[fF][0-9a-fA-F]{8}(?![0-9a-zA-Z])|0[dD][0-9a-fA-F]{16}(?![0-9a-zA-Z]))"
     r"|(?P<int>0[xX][0-9a-fA-F]{1,32}U?|0[bB][01]{1,64}U?|[0-9]{1,20}U?(?![\w.]))"
@@ -11,7 +12,7 @@ TOKEN = re.compile(
     r"|(?P<string>\"[^\"\n]*\")"
     r"|(?P<mark>[{}()\[\];:,<>+\-=@!|*])"
 )
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)  # one without an end is found once, not at each `/*`
 BLANK = re.compile(r"[ \t\r\f\v]+")
 
 
@@ -35,12 +36,20 @@ def tokens(text: str) -> list[Token]:
     """All words, then one of kind "end". Raises PtxError for what is no PTX."""
     if len(text) > MAX_CHARACTERS:
         raise PtxError(0, f"PTX of {len(text)} characters is too long; at most {MAX_CHARACTERS}")
-    text = COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
+    text = COMMENT.sub(_lines_of, text)
     found: list[Token] = []
     for number, line in enumerate(text.split("\n"), 1):
         _words(line, number, found)
     found.append(Token("end", "", len(text)))
     return found
+
+
+def _lines_of(comment: re.Match[str]) -> str:
+    """The line ends of a comment, so that lines keep their numbers."""
+    said = comment[0]
+    if said.startswith("/*") and (len(said) < 4 or not said.endswith("*/")):
+        raise PtxError(comment.string.count("\n", 0, comment.start()) + 1, "a comment without an end")
+    return "\n" * said.count("\n")
 
 
 def _words(line: str, number: int, found: list[Token]) -> None:
@@ -52,6 +61,8 @@ def _words(line: str, number: int, found: list[Token]) -> None:
         word = TOKEN.match(line, at)
         if word is None:
             raise PtxError(number, f"{line[at : at + 20]!r} is no PTX")
+        if word.end() - at > MAX_WORD:
+            raise PtxError(number, f"a word of {word.end() - at} characters is too long")
         kind = word.lastgroup or ""
         found.append(Token(kind, word[0], number, _value(kind, word[0])))
         at = word.end()
