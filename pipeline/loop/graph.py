@@ -22,6 +22,7 @@ from kgen.records import GATES
 
 CHECKPOINT = "graph.sqlite"
 NODES_A_ROUND = 6
+UNREADABLE = (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, EOFError)  # of a checkpoint
 
 Graph = CompiledStateGraph[State, None, State, State]
 
@@ -45,18 +46,22 @@ def build(steps: Steps, saver: SqliteSaver) -> Graph:
 
 def drive(work: Work) -> str:
     """Run the loop to its end, from wherever it was; returns why it ended."""
-    with _saver(work.run.path / CHECKPOINT) as saver:
-        steps = Steps(work)
-        graph = build(steps, saver)
-        rounds = max(work.settings.rounds, len(read_rounds(work.run))) + 1
-        config: RunnableConfig = {
-            "configurable": {"thread_id": work.run.id},
-            "recursion_limit": NODES_A_ROUND * rounds + NODES_A_ROUND,
-        }
-        start = None if _fits(work, graph, config) else steps.resumed()
-        if start is not None:
-            saver.delete_thread(work.run.id)
-        final = graph.invoke(start, config, durability="sync")
+    path, steps = work.run.path / CHECKPOINT, Steps(work)
+    rounds = max(work.settings.rounds, len(read_rounds(work.run))) + 1
+    config: RunnableConfig = {
+        "configurable": {"thread_id": work.run.id},
+        "recursion_limit": NODES_A_ROUND * rounds + NODES_A_ROUND,
+    }
+    goes_on = False
+    try:
+        with _saver(path) as saver:
+            goes_on = _fits(work, build(steps, saver), config)
+            if not goes_on:
+                saver.delete_thread(work.run.id)
+    except UNREADABLE:  # damaged within, or of another LangGraph
+        _remove(path)
+    with _saver(path) as saver:
+        final = build(steps, saver).invoke(None if goes_on else steps.resumed(), config, durability="sync")
     return str(final["over"])
 
 
@@ -72,15 +77,19 @@ def _fits(work: Work, graph: Graph, config: RunnableConfig) -> bool:
 
 @contextmanager
 def _saver(path: Path) -> Iterator[SqliteSaver]:
-    """The checkpointer; a damaged file is put aside, since nothing is lost with it."""
+    """The checkpointer; a damaged file is removed, since nothing is lost with it."""
     try:
         with closing(sqlite3.connect(path)) as probe:
             sound = probe.execute("pragma integrity_check").fetchone() == ("ok",)
     except sqlite3.DatabaseError:
         sound = False
     if not sound:
-        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-            with suppress(FileNotFoundError):
-                path.with_name(name).unlink()
+        _remove(path)
     with SqliteSaver.from_conn_string(str(path)) as saver:
         yield saver
+
+
+def _remove(path: Path) -> None:
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(name).unlink()

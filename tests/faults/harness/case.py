@@ -45,7 +45,7 @@ ROWS = {
     19: "SIGKILL at each step of a promotion",
     20: "two promotions at the same time",
     21: "a full disk, for a run and for a promotion",
-    22: "a flipped bit, a missing file, another hash in the set",
+    22: "a flipped bit, a missing file, another hash in a set; a damaged checkpoint",
     23: "a record of a newer schema",
     24: "an endpoint that fails",
     25: "an answer that holds no candidate",

@@ -25,7 +25,15 @@ from typing import Any
 
 CLONE_NEWNS, MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 1, 32, 4096, 16384, 1 << 18
 MODULES = ("kgen.cli.app", "kgen.cli.progress", "kgen.loop.session", "kgen.loop.graph", "kgen.report", "kgen.ops")
-MODULES += ("openai", "kgen.proposers.choose", "kgen.gates.ingest", "kgen.promotion", "jinja2", "encodings.idna")
+MODULES += (
+    "openai",
+    "kgen.proposers.choose",
+    "kgen.gates.ingest",
+    "kgen.promotion",
+    "jinja2",
+    "encodings.idna",
+    "_strptime",
+)
 
 
 class Edited(importlib.abc.Loader):
