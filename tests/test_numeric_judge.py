@@ -137,6 +137,8 @@ def test_the_table_tells_breaches_apart_and_keeps_the_first_of_equals() -> None:
     table.add([row(0.5), replace(row(0.5), seed=9)])
     assert [(r["seed"], r["judged"]) for r in table.as_json()] == [(7, 2), (7, 1), (7, 2)]
     assert [r.complaint for r in table.failed()] == ["one", "two"]
+    table.add([replace(row(0.25), output="z")])
+    assert [(r["output"], r["strain"]) for r in table.as_json()[2:]] == [("y", 0.5), ("z", 0.25)]
 
 
 def test_a_next_step_takes_new_inputs_and_scalars_and_nothing_else() -> None:
