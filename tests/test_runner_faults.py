@@ -101,6 +101,7 @@ def test_the_host_on_the_stand_in_tells_what_happened(tmp_path: Path, monkeypatc
     assert all("probe of GPU stand-in STANDIN-0: well, " in s["said"][0] for s in found["steps"][::2])
 
 
+@pytest.mark.deep
 def test_a_right_kernel_that_fails_is_not_as_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(places.VARIABLE, str(tmp_path / "gpu"))
     monkeypatch.setitem(FAULTS, RIGHT, "raises")
