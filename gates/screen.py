@@ -11,13 +11,14 @@ import re
 import threading
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Characters that show another program than the one that is parsed: they turn the direction of text, or end a line for
 # some readers of it (the compiler reads a function's lines again, by their numbers) and not for Python.
 HIDING = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 PARSING = threading.Lock()  # CPython before 3.11.5 counts the depth of all threads' trees together, and gives up
 MAX_BYTES = 128 << 10
+MAX_MESSAGE = 400  # characters: a name or a line of a source may be as long as the source
 MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
 
 DRIVER = "cuda.bindings.driver"
@@ -98,6 +99,10 @@ class Finding:
 
 def screen(source: str) -> list[Finding]:
     """Findings in file order; empty: the source may be built."""
+    return [replace(f, message=f.message[:MAX_MESSAGE]) for f in _findings(source)]
+
+
+def _findings(source: str) -> list[Finding]:
     text = _text(source)
     if text:
         return text

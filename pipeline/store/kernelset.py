@@ -51,11 +51,11 @@ def parse_problem(key: str) -> Problem:
     """The problem that `Problem.key` names. Raises ValueError for anything else."""
     parts = key.split("/")
     if len(parts) < 4 or not parts[2].startswith("t") or not parts[2][1:].isdecimal():
-        raise ValueError(f"{key!r} is not a problem key")
+        raise ValueError(f"{key!r:.120} is not a problem key")
     axes = dict(part.split("=", 1) for part in parts[4:] if "=" in part)
     problem = Problem(parts[0], parts[1], int(parts[2][1:]), parts[3], axes)
     if problem.key != key:
-        raise ValueError(f"{key!r} is not a problem key")
+        raise ValueError(f"{key!r:.120} is not a problem key")
     return problem
 
 
