@@ -1,5 +1,6 @@
 """What timed samples become, by hand: a point's numbers, the fastest that is believed, what names the result."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 from kgen.gates import perf, perf_judge, timing
 from kgen.gates.perf_judge import Findings, Moved
 from kgen.gates.rates import Rates
+from kgen.gates.runner import perf as job_side
 from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.job import stock_spec
+from kgen.gates.runner.out import Out
 from kgen.gates.runner.perf import CHAINED, COLD, GRAPH, PointJob
 from kgen.ops import REGISTRY
 from kgen.records import PerfPoint, Status
@@ -181,3 +184,57 @@ def test_room_is_asked_for_all_outputs_and_the_states_that_fit(monkeypatch: pyte
     calls = 24 * 3 + 4  # with states a replay is never shorter than MIN_CALLS
     assert perf._output_bytes(op, given, "cpu", 0) == out * calls + 2 * state
     assert perf._output_bytes(op, given, "cpu", 5 * state) == out * calls + 5 * state + min(5, 4) * state
+
+
+@pytest.fixture
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[PointJob], Outcome]:
+    """What the stock op leaves of one point in all its columns; the runner's code runs in this process."""
+    monkeypatch.setattr(timing, "SETTLE", 0)
+    monkeypatch.setattr(timing, "MIN_CALLS", 3)
+    jobs = perf.make_jobs(MOE, [stock_spec(MOE.problem("nano", 1, "sm_90a"))], (), FEW)
+    out = Out(tmp_path)
+    out.finish(job_side.run(json.loads(json.dumps(perf.make_job(MOE, jobs, Path("/nowhere"), "cpu"))), out))
+    records = tuple(json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines())
+    return jobs, Outcome("done", "", "", tmp_path, records)
+
+
+def judged(swept: tuple[list[PointJob], Outcome], limits: Rates | None = None, **changes: Any) -> Findings:
+    """The first record changed, if anything is."""
+    jobs, outcome = swept
+    first, *rest = outcome.records
+    return perf_judge.judge_outcome(MOE, jobs, replace(outcome, records=({**first, **changes}, *rest)), "cpu", limits)
+
+
+def test_every_record_becomes_a_point_with_its_raw_samples(swept: tuple[list[PointJob], Outcome]) -> None:
+    found, records = judged(swept), swept[1].records
+    names = [perf_judge.name_of(swept[0][r["point"]], r["column"]) for r in records]
+    assert [perf_judge.name_of(j) for j in swept[0]] == list(dict.fromkeys(n.rsplit("/", 1)[0] for n in names))
+    assert [p.column for p in found.points] == [r["column"] for r in records]
+    assert (found.wrong, found.impossible, found.left_out, found.warm) == ([], [], {}, {})
+    keys = ("samples", "sets", "calls", "rotation_bytes", "timer", "setup_s", "prepare_s")
+    assert found.raw == {n: {k: r[k] for k in keys} for n, r in zip(names, records, strict=True)}
+    counted = {row["what"]: row["judged"] for row in found.table.as_json()}
+    sets = records[0]["sets"]
+    wanted = {GRAPH: FEW[GRAPH] * sets, COLD: FEW[COLD], CHAINED: FEW[CHAINED] * records[0]["calls"]}
+    assert counted == {f"timed {r['column']} n={r['point'] + 1}": wanted[r["column"]] for r in records}
+
+
+def test_findings_of_the_runner_and_warm_rotations_are_passed_on(swept: tuple[list[PointJob], Outcome]) -> None:
+    name = perf_judge.name_of(swept[0][0], GRAPH)
+    assert judged(swept, findings=["one", "two"]).wrong == [f"{name}: one", f"{name}: two"]
+    found = judged(swept, warm="3 MB")
+    assert found.warm == {name: "3 MB"} and found.raw[name]["warm"] == "3 MB"
+
+
+def test_a_point_that_did_not_fit_is_left_out_and_nothing_else(swept: tuple[list[PointJob], Outcome]) -> None:
+    found = judged(swept, left_out="too large")
+    assert found.left_out == {perf_judge.name_of(swept[0][0]): "too large"}
+    assert len(found.points) == len(swept[1].records) - 1 == len(found.raw)
+
+
+def test_times_that_no_memory_allows_are_collected(swept: tuple[list[PointJob], Outcome]) -> None:
+    slow = Rates(read=1.0, nominal=1.0, source="a memory that moves a byte a second")
+    columns = [r["column"] for r in swept[1].records]
+    found = judged(swept, slow)
+    assert len(found.impossible) == len([c for c in columns if c != CHAINED]) and not found.wrong
+    assert found.impossible[0].startswith(perf_judge.name_of(swept[0][0], GRAPH) + ": ")

@@ -71,12 +71,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _drawn(everything: Iterable[Mutant], modules: Sequence[str], share: float) -> list[Mutant]:
-    found: list[Mutant] = []
+    """What compares, decides and promotes whole and first; of the others a share, mixed, so that a run that is ended
+    early has some of each."""
+    first: list[Mutant] = []
+    others: list[Mutant] = []
     for module in sorted(modules, key=lambda m: FIRST.index(m) if m in FIRST else len(FIRST)):
         own = [m for m in everything if m.module == module]
-        count = max(1, round(share * len(own)))
-        found += own if share >= 1 or module in FIRST else random.Random(f"{SEED} {module}").sample(own, count)
-    return found
+        if module in FIRST or share >= 1:
+            first += own
+        else:
+            others += random.Random(f"{SEED} {module}").sample(own, max(1, round(share * len(own))))
+    random.Random(SEED).shuffle(others)
+    return first + others
 
 
 def _id(mutant: Mutant, texts: dict[str, str]) -> str:

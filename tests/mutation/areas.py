@@ -44,11 +44,6 @@ FIRST = (
     "pipeline/promotion/case.py",
     "pipeline/promotion/promote.py",
     "gates/modeleval/attest.py",
-    "pipeline/contract/selftest.py",
-    "pipeline/promotion/freshness.py",
-    "pipeline/promotion/champions.py",
-    "pipeline/promotion/gather.py",
-    "gates/modeleval/breach.py",
 )
 
 # Left out: whole sweeps, tests that only compile, kill processes at random, or need a GPU; others cover the same lines.
@@ -86,7 +81,7 @@ SKIPPED = (
     "tests/test_perf_gate.py::test_no_workspace_meets_an_input_twice_in_timed_calls",
 )
 SLOWEST = 6.0  # CPU seconds; slower tests are left out
-BUDGET = 1.5  # CPU seconds of tests that one mutant gets, cheapest first
+BUDGET = 1.2  # CPU seconds of tests that one mutant gets, cheapest first
 
 
 def sources() -> dict[str, str]:
