@@ -69,6 +69,7 @@ class Run:
     def lock(self) -> Iterator[None]:
         """Hold the run for writing and sweep up after crashed writers. Raises LockBusy when another process has it."""
         with locked(self.path, LOCK_WAIT):
+            self.durable.make_folder(self.path)  # who began the run may have died before its name was on the medium
             sweep(self.path)
             yield
 
@@ -101,6 +102,7 @@ class Run:
             raise ValueError(f"run {self.id} is about {info.op}, the candidate about {candidate.op}")
         known = next((f for f in folders if f.short_id == candidate.id[:12]), None)
         if known is not None:
+            self.durable.make_folder(known.path)  # likewise
             return known
         path = self.path / folder_name(1 + max((f.number for f in folders), default=0), candidate)
         self.durable.appear(path, candidate_files(candidate))

@@ -13,7 +13,7 @@ from faults.durability.harness.power import Disk, Image, lines, loaded, made
 from faults.durability.harness.state import State, differing, run_lost, state, unlike
 
 Look = Callable[[Path, list[str]], str]  # what is wrong with a disk, given what had been told
-SAMPLE, TAIL = 16, 6  # disks of one case, where not all are looked at; the last ones are
+SAMPLE, MANY, TAIL = 16, 80, 6  # disks of one case, and after one of many kills; the last ones are among them
 GOES_ON = 7  # every so many disks the job is done again
 
 
@@ -43,10 +43,10 @@ class Cut:
         return "whole"
 
     def _starts(self, desk: Desk, log: Path, total: int) -> list[int]:
-        """Where the earlier process is killed: anywhere, or after the first, a middle and the last change of a name."""
-        if desk.every:
-            return list(range(total))
+        """Where the earlier process is killed: after each change of a name and at each fourth of all; or at a few."""
         named = [line.after for line in lines(log) if line.kind in ("mkdir", "rename")]
+        if desk.every:
+            return sorted({*named, *range(0, total, 4)})
         return [named[0], named[len(named) // 2], named[-1]]
 
     def _one(self, desk: Desk, stage: Stage, start: int | None, ends: tuple[State, State], name: str) -> str:
@@ -58,9 +58,11 @@ class Cut:
         got = stage.run(Order(self.job, root, self.args, log=str(log)))
         assert got.code == 0 and got.status == 0, got
         disks = dict.fromkeys(self._disks(disk, log, first, name))
-        chosen = list(disks)
-        if not desk.every and len(chosen) > SAMPLE:
-            chosen = chosen[: -TAIL : -(-len(chosen) // SAMPLE)] + chosen[-TAIL:]
+        chosen, most = list(disks), SAMPLE
+        if desk.every:
+            most = len(disks) if start is None else MANY
+        if len(chosen) > most:
+            chosen = chosen[: -TAIL : -(-len(chosen) // most)] + chosen[-TAIL:]
         desk.tried[name] += len(chosen)
         for number, (told, image) in enumerate(chosen):
             again = (desk.every and number % GOES_ON == 0) or number % (3 * GOES_ON) == 0

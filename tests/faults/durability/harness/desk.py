@@ -19,10 +19,14 @@ BETWEEN, TAIL = 3, 6  # points of a sweep, where not all are tried: some, and th
 
 @dataclass
 class Desk:
-    """`every`: all points of every sweep, not a sample. `tried` counts the points by the name of the sweep."""
+    """`every`: all points of every sweep, not a sample. `tried` counts them by the name of the sweep.
+
+    `changes`: how many changes each job makes to its folder.
+    """
 
     every: bool = False
     tried: Counter[str] = field(default_factory=Counter)
+    changes: dict[str, int] = field(default_factory=dict)
     _stages: dict[tuple[Off, tuple[str, ...]], Stage] = field(default_factory=dict)
     _templates: dict[tuple[str, ...], Path] = field(default_factory=dict)
     _number: int = 0
@@ -59,12 +63,12 @@ class Desk:
     def drop(self, root: Path) -> None:
         shutil.rmtree(root.parent)
 
-    def points(self, name: str, total: int, ways: int) -> list[tuple[int, int]]:
+    def points(self, name: str, total: int, ways: int, few: int = BETWEEN) -> list[tuple[int, int]]:
         """Which of the points 0 .. total - 1 are tried, each in which way: all, or the ends and some between."""
         chosen = [(at, way) for at in range(total) for way in range(ways)]
         if not self.every:
             drawn = random.Random(f"{SEED} {name}")
-            between = drawn.sample(range(1, total - TAIL), min(BETWEEN, max(0, total - TAIL - 1)))
+            between = drawn.sample(range(1, total - TAIL), min(few, max(0, total - TAIL - 1)))
             tried = [0, *sorted(between), *range(max(1, total - TAIL), total)]
             both = tried[-TAIL:] if ways <= 2 else []
             chosen = [(at, way) for at in tried for way in (range(ways) if at in both else [drawn.randrange(ways)])]

@@ -94,8 +94,8 @@ def fill_run(root: Path, args: dict[str, Any]) -> None:
     """What a loop stores of a run, told step by step; goes on where an earlier one stopped."""
     runs = Runs(root / RUNS)
     run = runs.list()[-1] if runs.list() else runs.create(OP, "propose", "0.1.0", {"rounds": 1})
-    note(f"run {run.id} {run.key().hex()}")
     with run.lock():
+        note(f"run {run.id}")
         for text in SOURCES:
             folder = run.add(Candidate(OP, text, Origin("search", {"seed": 1})))
             note(f"candidate {folder.path.name}")

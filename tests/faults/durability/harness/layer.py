@@ -24,7 +24,7 @@ from exploits.harness.off import NOTHING, Off
 WATCH, KILL, TORN, ONCE, ON, SHORT, HALF = range(7)  # as in layer.c
 PLAIN = ("faults.durability.harness.jobs",)
 WHOLE = (*PLAIN, "faults.durability.harness.commands")  # with torch and the loop: seconds to start
-SECONDS = 120.0
+SECONDS = 1800.0  # the longest job of a deep sweep, on a busy machine
 
 
 @dataclass(frozen=True)

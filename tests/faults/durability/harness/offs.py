@@ -165,3 +165,8 @@ ONE_LINE = turned(
     'its hash is not the recorded one".partition("/")[0])\n        return data\n\n    def source',
     "a message names the damaged file",
 )
+PUT_ASIDE = Off(
+    "a checkpoint that is no sound database, or cannot be read, is put aside",
+    "kgen.loop.graph",
+    (("    if not sound:\n", "    if False:\n"), ("    except UNREADABLE:", "    except ZeroDivisionError:")),
+)
