@@ -60,7 +60,10 @@ def said(time: float, column: str = GRAPH, limits: Rates | None = FAST, **more: 
 
 
 def test_a_time_is_believed_down_to_what_must_pass_at_the_nominal_peak() -> None:
-    assert said(0.8) == ""  # 4 MB at 5 TB/s
+    even = Rates(read=4.0e12, nominal=4.0e12, source="made up")
+    assert said(1.0, limits=even) == ""  # 4 MB at 4 TB/s
+    assert said(0.9999996, limits=even) != ""
+    assert said(0.81) == ""
     assert said(0.79) == "moe_shared/nano/t8/sm_90a/n8/graph: 0.79 us, but its bytes need 0.80 us at peak"
     assert said(0.79, COLD) != ""
     assert said(0.01, CHAINED) == said(0.01, limits=None) == said(0.01, warm="1 MB") == ""
