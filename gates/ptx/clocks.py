@@ -1,12 +1,12 @@
 """What each warp knows of what others did: vector clocks over agents.
 
-An agent is a warp, the asynchronous work of a warp (cp.async; bulk stores; wgmma), or an mbarrier (the copies that
-complete on it). A row per resident warp, a column per agent of its cluster, or of the whole grid when the kernel
-synchronises CTAs through global memory. The last of these columns is the grid before this one, known after
-griddepcontrol.wait. There may be as many columns again, up to three times: for shared and for global memory, where
-asynchronous work reads what threads may have written, what is known to be visible to it (after fence.proxy.async);
-where CTAs synchronise, what is known to be visible to the whole device (after a fence of that scope by whoever did it
-or learned of it).
+An agent is a warp, the asynchronous work of a warp (cp.async; what bulk stores read; wgmma; what bulk stores write), or
+an mbarrier (the copies that complete on it). A row per resident warp, a column per agent of its cluster, or of all
+the grid when the kernel synchronises CTAs through global memory. The last of these columns is the grid before this one,
+known after griddepcontrol.wait. There may be as many columns again, up to three times: for shared and for global
+memory, where asynchronous work reads what threads may have written, what is known to be visible to it (after
+fence.proxy.async); where CTAs synchronise, what is known to be visible to the whole device (after a fence of that scope
+by whoever did it or learned of it).
 
 A stamp is what an access leaves on a granule of memory: agent << 38 | lane << 32 | scope << 30 | clock; 0: never.
 `scope` 0: a weak access; 1, 2, 3: strong at CTA, cluster, device scope. Clocks start at 1.
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 AGENT, LANE, SCOPE = np.uint64(38), np.uint64(32), np.uint64(30)
 LANE_MASK, SCOPE_MASK, CLOCK_MASK = np.uint64(63), np.uint64(3), np.uint64((1 << 30) - 1)
 NO_LANE = 32
-OWN = 4  # agents of a warp
+OWN = 4  # agents of a warp; one more where there are bulk stores
 MAX_BARRIERS = 64  # mbarriers of one CTA
 MAX_BYTES = 1 << 30
 
@@ -44,11 +44,13 @@ class Clocks:
         lanes: Lanes,
         whole: bool,
         barriers: bool,
+        stores: bool = False,  # bulk stores: what they have written is known apart from what they have read
         proxies: Iterable[str] = (),  # "shared", "global": what asynchronous work reads
     ) -> None:
         spaces = sorted(proxies)
         warps, size = geometry.warps, geometry.cluster_size
-        self.agents = OWN * warps + (MAX_BARRIERS if barriers else 0)
+        self.kinds = OWN + stores
+        self.agents = self.kinds * warps + (MAX_BARRIERS if barriers else 0)
         self.lanes, self.warps, self.cluster = lanes, warps, size
         self.ctas = ctas
         columns = (geometry.ctas if whole else size) * self.agents + 1
@@ -216,7 +218,8 @@ class Clocks:
         self.tick()
 
     def local(self, rows: Array, kind: int) -> Array:
-        """Column of an agent of the warp's own CTA: 0 the warp, 1 its cp.async copies, 2 its bulk stores, 3 wgmma."""
+        """Column of an agent of the warp's own CTA: 0 the warp, 1 its cp.async copies, 2 what its bulk stores read,
+        3 wgmma, 4 what its bulk stores write."""
         return self.own[rows] - self.first[rows] + kind * self.warps
 
     def near(self, row: int, known: Array, scope: int) -> Array:
@@ -233,7 +236,7 @@ class Clocks:
 
     def mbarrier_agent(self, place: Array, slot: Array) -> Array:
         """Number of an mbarrier's agent; `place` of its CTA."""
-        return place * self.agents + OWN * self.warps + slot
+        return place * self.agents + self.kinds * self.warps + slot
 
     def after_predecessor(self, rows: Array) -> None:
         self.vc[rows, self.width - 1] = 1

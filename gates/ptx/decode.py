@@ -124,6 +124,7 @@ def plan(module: Module, entry: Entry, space: Space) -> Plan:
         any(order.across(i) for i in entry.instructions),
         _proxies(entry),
         frozenset(i.opcode for i in entry.instructions),
+        any(i.opcode == "cp" and "bulk_group" in i.modifiers for i in entry.instructions),
         tuple(d.number(Reg(name), entry.instructions[0]) for name in sorted(d.followed)),
     )
 

@@ -42,6 +42,7 @@ class Plan:
     whole_grid: bool  # CTAs may synchronise through global memory
     proxies: frozenset[str]  # spaces that asynchronous work reads and threads may write: "shared", "global"
     uses: frozenset[str] = field(default_factory=frozenset)  # opcodes
+    stores: bool = False  # bulk stores
     followed: tuple[int, ...] = ()  # registers that may be read before they are written
 
 
@@ -121,7 +122,9 @@ class Machine:
         self.shared_region = Region(len(self.shared.data), plan.granules["shared"])
         self.local = Block(np.zeros(max(self.local_size * self.lanes.count, 32), np.uint8))
         self.params = Block(np.frombuffer(params + bytes(-len(params) % 32 + 32), np.uint8).copy())
-        self.clocks = Clocks(geometry, ctas, self.lanes, plan.whole_grid, "mbarrier" in plan.uses, plan.proxies)
+        self.clocks = Clocks(
+            geometry, ctas, self.lanes, plan.whole_grid, "mbarrier" in plan.uses, plan.stores, plan.proxies
+        )
         self.rng = np.random.default_rng(run.seed)
         self.ready = Ready(self.lanes, plan.ranks, run.seed)
         self.carry = np.zeros(self.lanes.count, np.bool_)

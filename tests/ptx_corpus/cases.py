@@ -77,6 +77,12 @@ CASES = {
         work=("workspace", np.zeros(64, np.float32)),
         y=("out", np.zeros(64, np.float32)),
     ),
+    "bounce": given(
+        {"y": BULK[0][::-1] + 1},
+        x=("in", BULK[0]),
+        work=("workspace", np.zeros(64, np.float32)),
+        y=("out", np.zeros(64, np.float32)),
+    ),
     "half": simple(HALF, np.where(LANES[:32] < 16, HALF, 7).astype(np.int32)),
     "count": simple(COUNTED, np.full(64, (COUNTED > 49).sum(), np.int32)),
     "pipeline": simple(PIPE, PIPE[:, ::-1].copy()),

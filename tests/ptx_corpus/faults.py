@@ -309,6 +309,12 @@ FAULTS = (
     Change("ticket", "fence_scope", "scope of a fence too narrow",
            TICKET, f"cute.arch.fence_acq_rel_gpu()\n        {TICKET.replace('acq_rel', 'relaxed')}\n"
            "        cute.arch.fence_acq_rel_cta()", RACE, "work"),
+    Change("bounce", "read_only", "bulk store waited for as a read only",
+           "wait_group(0)", "wait_group(0, read=True)", ASYNC, "work"),
+    Change("bounce", "not_awaited", "bulk store waited for as a read only",
+           "wait_group(0)", "wait_group(1)", ASYNC, "work"),
+    Change("bounce", "no_barrier", "missing barrier",
+           "    cute.arch.sync_threads()  # the row is in work\n", "", ASYNC, "work", otherwise=RACE),
     Change("half", "not_set", "register read before it is set",
            "    @!p mov.b32 v, 7;\n", "", UNSET),
     Change("half", "undecided", "register read before it is set",

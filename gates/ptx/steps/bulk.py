@@ -22,19 +22,21 @@ from kgen.gates.ptx.tokens import PtxError
 from kgen.gates.ptx.wave import Group
 
 AT_A_TIME = 1 << 26  # bytes that move as one vector
+READ, WRITTEN = 2, 4  # agents of a warp: what its bulk stores read, and what they write
 
 
-def landed(m: "Machine", g: Group, commits: Array, allowed: int, kind: int) -> None:
+def landed(m: "Machine", g: Group, commits: Array, allowed: int, *kinds: int) -> None:
     """The warps know the copies of their groups, but for the last `allowed` of them."""
     rows = g.rows
     known = np.full(m.lanes.count, np.iinfo(np.int64).max)
     known[g.index] = commits[g.index] - allowed
     least = np.maximum(known.reshape(-1, WARP).min(axis=1)[rows], 0).astype(np.uint32)
-    if kind == 1:
+    if kinds == (1,):
         m.clocks.waited(rows, least)
         return
-    column = m.clocks.local(rows, kind)
-    m.clocks.vc[rows, column] = np.maximum(m.clocks.vc[rows, column], least)
+    for kind in kinds:
+        column = m.clocks.local(rows, kind)
+        m.clocks.vc[rows, column] = np.maximum(m.clocks.vc[rows, column], least)
 
 
 def commit(m: "Machine", g: Group) -> Ended:
@@ -47,16 +49,19 @@ def wait(d: Decoder, i: Instruction) -> Step:
     if allowed is None:
         raise PtxError(i.line, "cp.async.bulk.wait_group takes a number")
 
+    kinds = (READ,) if "read" in i.modifiers else (READ, WRITTEN)
+
     def step(m: "Machine", g: Group) -> Ended:
-        landed(m, g, m.bulk_commits, allowed, 2)
+        if m.plan.stores:
+            landed(m, g, m.bulk_commits, allowed, *kinds)
         return None
 
     return step
 
 
-def stores_stamp(m: "Machine", index: Array) -> Array:
-    """Stamps of bulk stores that the lanes issue into their open group."""
-    agents = (m.clocks.own + 2 * m.lanes.warps)[m.lanes.row[index]]
+def stores_stamp(m: "Machine", index: Array, kind: int) -> Array:
+    """Stamps of what bulk stores read or write that the lanes issue into their open group."""
+    agents = (m.clocks.own + kind * m.lanes.warps)[m.lanes.row[index]]
     return m.clocks.agent_stamps(agents, m.bulk_commits[index] + 1)
 
 
@@ -130,11 +135,12 @@ def _store(d: Decoder, i: Instruction, from_space: str) -> Step:
 
     def step(m: "Machine", g: Group) -> Ended:
         places, sources = to(m, g), source(m, g)
-        marks = stores_stamp(m, g.index)
+        reads, writes = stores_stamp(m, g.index, READ), stores_stamp(m, g.index, WRITTEN)
         for size, some in _by_size(m, count(m, g).astype(np.int64), g.index):
             index = np.repeat(g.index[some], size // 16)
-            stamps = np.repeat(marks[some], size // 16)
-            values = load(m, from_space, _pieces(sources[some], size), index, 16, 0, stamps)
+            stamps = np.repeat(writes[some], size // 16)
+            marks = np.repeat(reads[some], size // 16)
+            values = load(m, from_space, _pieces(sources[some], size), index, 16, 0, marks)
             for target in resolve(m, "global", _pieces(places[some], size), index, 16, True):
                 at = slice(None) if target.at is None else target.at
                 new = values[at]

@@ -12,7 +12,7 @@ from kgen.gates.ptx.memory import PARAM_WINDOW
 from kgen.gates.ptx.plan import Decoder
 from kgen.gates.ptx.state import Array, Ended, Machine, Reader, Step
 from kgen.gates.ptx.steps.atomic import reduction
-from kgen.gates.ptx.steps.bulk import AT_A_TIME, spread, stores_stamp
+from kgen.gates.ptx.steps.bulk import AT_A_TIME, READ, WRITTEN, spread, stores_stamp
 from kgen.gates.ptx.steps.control import nothing
 from kgen.gates.ptx.syntax import Address, Instruction, Operand
 from kgen.gates.ptx.tokens import PtxError
@@ -128,18 +128,19 @@ def _store(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
     (where, axes), source = _described(d, i.operands[0], i), d.address(i.operands[1], i)
 
     def step(m: "Machine", g: Group) -> Ended:
-        coordinates, sources, marks = _coordinates(m, g, axes), source(m, g), stores_stamp(m, g.index)
+        coordinates, sources = _coordinates(m, g, axes), source(m, g)
+        reads, writes = stores_stamp(m, g.index, READ), stores_stamp(m, g.index, WRITTEN)
         for described, every in _maps(m, where(m, g)):
             some = _right(m, described, g, every, coordinates, sources, True)
             index = g.index[some]
             pieces = _chunks(described, sources[some])
             each = len(pieces) // max(len(some), 1)
             lanes = np.repeat(index, each)
-            words = load(m, "shared", pieces, lanes, 16, 0, np.repeat(marks[some], each))
+            words = load(m, "shared", pieces, lanes, 16, 0, np.repeat(reads[some], each))
             tile = np.ascontiguousarray(words).view(f"u{described.size}").reshape(len(some), -1)
             addresses, inside = described.global_addresses(coordinates[some], True)
             owners = np.repeat(index, inside.shape[1]).reshape(inside.shape)[inside]
-            stamps = np.repeat(marks[some], inside.shape[1]).reshape(inside.shape)[inside]
+            stamps = np.repeat(writes[some], inside.shape[1]).reshape(inside.shape)[inside]
             values, places = tile[inside], addresses[inside].astype(np.uint64)
             for target in resolve(m, "global", places, owners, described.size, True):
                 chosen = slice(None) if target.at is None else target.at
