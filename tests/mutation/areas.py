@@ -67,6 +67,7 @@ TESTS = (
     "test_perf_ops.py",
     "test_perf_plan.py",
     "test_perf_statistics.py",
+    "test_perf_timing.py",
     "test_promotion_champions.py",
     "test_promotion_rules.py",
     "test_promotion_verify.py",
@@ -81,7 +82,7 @@ SKIPPED = (
     "tests/test_perf_gate.py::test_no_workspace_meets_an_input_twice_in_timed_calls",
 )
 SLOWEST = 6.0  # CPU seconds; slower tests are left out
-BUDGET = 1.2  # CPU seconds of tests that one mutant gets, cheapest first
+BUDGET = 2.0  # CPU seconds of tests that one mutant gets, cheapest first
 
 
 def sources() -> dict[str, str]:
