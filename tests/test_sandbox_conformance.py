@@ -14,7 +14,7 @@ from support.checkout import ROOT
 from kgen.cli import app, boundary
 from kgen.gates.builder import conformance
 from kgen.gates.builder.conformance import Report, Result, State
-from kgen.gates.sandbox import LEVELS, Box, NoSandboxError, available, choose, levels, lines, probes
+from kgen.gates.sandbox import LEVELS, NONE, Box, NoSandboxError, available, choose, levels, lines, probes
 from kgen.gates.sandbox.levels import Level
 from kgen.gates.sandbox.lines import FENCES, GAPS, JOB, LEFT_SECONDS, LINES, TOOL, gap
 
@@ -142,6 +142,15 @@ def test_without_a_level_a_command_refuses_and_names_the_packages(
     complaint = capfd.readouterr().err.strip().splitlines()[-1]
     assert complaint.startswith("kgen: ") and "apt-get install bubblewrap util-linux" in complaint
     assert "lsm=landlock" in complaint
+
+
+@pytest.mark.usefixtures("nothing_works")
+def test_only_an_explicit_request_goes_without_a_sandbox() -> None:
+    with pytest.raises(NoSandboxError, match="apt-get install bubblewrap") as caught:
+        choose()
+    assert "\n" not in str(caught.value)
+    assert choose(unsafe_no_sandbox=True) is NONE
+    assert NONE.label == "none"
 
 
 @pytest.mark.parametrize(

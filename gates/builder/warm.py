@@ -5,6 +5,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,8 +96,8 @@ class WarmServer:
     def _start(self) -> None:
         own = tuple(str(Path(p).resolve()) for m in (kgen.gates.builder, kgen.gates.sandbox) for p in m.__path__)
         read = (*(_package_folders() if self._builds else ()), *own)
-        home = self._root / f"home-{self._arch}-{id(self)}"  # importing the compiler wants a temporary folder
-        home.mkdir()
+        # importing the compiler wants a temporary folder
+        home = Path(tempfile.mkdtemp(prefix=f"home-{self._arch}-", dir=self._root))
         self._level.prepare(home)
         env = {
             "PATH": "/usr/bin:/bin",

@@ -262,4 +262,4 @@ def advice(why: Mapping[str, str]) -> str:
             "Allow bubblewrap to make user namespaces (sysctl user.max_user_namespaces, on Debian"
             " kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0)"
         )
-    return ", or ".join([*out, "use a kernel with Landlock (Linux 5.13 or newer, lsm=landlock)"])
+    return ". Or: ".join([*out, "Use a kernel with Landlock (Linux 5.13 or newer, lsm=landlock)"])

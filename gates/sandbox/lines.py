@@ -95,7 +95,7 @@ LINES: tuple[Line, ...] = (
         INSTALL,
         _killed(WALL),
         True,
-        seconds=2.0,
+        seconds=1.0,
     ),
     Line("closing", "the same, when the builder is closed", "gone within 1 s", INSTALL, {}, True, (JOB,), seconds=1.0),
     Line(

@@ -161,18 +161,23 @@ def _hold(bait: Bait) -> None:
     os.write(os.open(bait["fifo"], os.O_WRONLY | os.O_NONBLOCK), b"x")
 
 
-def _linger() -> None:
+def _linger(ready: int = -1) -> None:
     os.setsid()
     for ignored in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(ignored, signal.SIG_IGN)
+    if ready >= 0:
+        os.close(ready)
     time.sleep(LINGER)
 
 
 def daemons(bait: Bait) -> list[str]:
     """Leaves a grandchild in a session of its own, and ends. The judge sees whether that lives on."""
     _hold(bait)
+    reader, ready = os.pipe()
     with contextlib.suppress(OSError):
-        _fork(partial(_fork, _linger))
+        _fork(partial(_fork, partial(_linger, ready)))
+    os.close(ready)
+    os.read(reader, 1)  # ends once the grandchild is on its own
     return []
 
 
