@@ -12,6 +12,7 @@ from kgen.gates import perf, perf_judge, timing
 from kgen.gates.perf_judge import Findings, Moved
 from kgen.gates.rates import Rates
 from kgen.gates.runner import perf as job_side
+from kgen.gates.runner.contestants import set_seed
 from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.out import Out
@@ -120,6 +121,13 @@ def test_what_a_call_leaves_in_its_states_need_not_pass_up_to_the_l2() -> None:
     assert perf_judge.bytes_moved(op, job(op), {"column": COLD, "calls": 10}, sets, 100).soon == whole - 100
 
 
+def test_what_is_written_to_outputs_must_pass() -> None:
+    problem = MOE.problem("nano", 8, "sm_90a")
+    sets = [MOE.inputs(problem, MOE.families[0].name, 1, "cpu")]
+    whole = MOE.cost(problem).bytes
+    assert perf_judge.bytes_moved(MOE, job(), {"column": GRAPH, "calls": 3}, sets, 1 << 40) == Moved(whole, whole)
+
+
 def point(label: str, problem: str = "p") -> PerfPoint:
     high = {"win": 1.0, "tie": 1.02, "left": 1.2}[label]
     return PerfPoint(problem, 1, GRAPH, "t", 1.0, {"stock": 1.0}, "stock", 1.0, 1.0, high, 0.5, 1.0, 3, label)
@@ -219,6 +227,8 @@ def test_every_record_becomes_a_point_with_its_raw_samples(swept: tuple[list[Poi
     counted = {row["what"]: row["judged"] for row in found.table.as_json()}
     sets = records[0]["sets"]
     wanted = {GRAPH: FEW[GRAPH] * sets, COLD: FEW[COLD], CHAINED: FEW[CHAINED] * records[0]["calls"]}
+    seeds = {set_seed(j.seed, number) for j in swept[0] for number in range(sets)}
+    assert {row["seed"] for row in found.table.as_json()} <= seeds
     assert counted == {f"timed {r['column']} n={r['point'] + 1}": wanted[r["column"]] for r in records}
 
 

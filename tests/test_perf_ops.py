@@ -167,6 +167,15 @@ def test_with_room_the_states_of_all_calls_are_kept(bench: Bench) -> None:
     assert found.raw[point_name("mla_kv_append", 1, COLD)]["states"] == [[0, 0], [1, 0]]
 
 
+def test_of_an_op_that_writes_states_alone_the_kept_calls_are_judged_and_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perf, "STATE_BYTES", 1)
+    found = bench.sweep("mla_kv_append", 1)
+    judged = {(row["what"], row["output"]): row["judged"] for row in found.table.as_json()}
+    assert judged == {("timed graph n=1", "cache"): 1, ("timed cold n=1", "cache"): 1} and found.wrong == []
+
+
 def test_a_column_without_a_kept_state_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sampler, "take", lambda self: False)
     wrong = bench.sweep("attn_res", 1).wrong

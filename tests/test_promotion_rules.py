@@ -370,6 +370,7 @@ def moved(case: Case, **problem_changes: str) -> Case:
             lambda: replace(make_case(), builds=tuple(replace(b, candidate="e" * 64) for b in make_case().builds)),
             "the object that was measured is not the one in the build record",
         ),
+        (lambda: other_object(make_case()), "the object that was measured is not the one in the build record"),
         (lambda: replace(make_case(), builds=make_case().builds[:1]), f"{T8}: measured, but there is no build record"),
     ],
 )
