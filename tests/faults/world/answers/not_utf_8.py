@@ -20,4 +20,5 @@ CASE = Case(
         "the text is plain UTF-8",
     ),
     then="refused, 1 request",
+    deep=True,
 )

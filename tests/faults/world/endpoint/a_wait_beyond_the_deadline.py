@@ -19,4 +19,5 @@ CASE = Case(
         "no pause goes beyond the deadline",
     ),
     then="exit 4, 4 requests, waits 1800.0 s",
+    deep=True,
 )

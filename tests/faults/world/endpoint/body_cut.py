@@ -19,4 +19,5 @@ CASE = Case(
         "whatever the client raises is a fault with a name",
     ),
     then="exit 4, 4 requests, waits 10.5 s, unclear",
+    deep=True,
 )

@@ -19,4 +19,5 @@ CASE = Case(
         "every type of a reply is checked",
     ),
     then="exit 4, 4 requests, waits 10.5 s, unclear",
+    deep=True,
 )

@@ -19,4 +19,5 @@ CASE = Case(
         "faults that waiting does not cure are told from those that it does",
     ),
     then="exit 4, 4 requests, waits 10.5 s, unclear",
+    deep=True,
 )

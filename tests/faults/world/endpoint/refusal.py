@@ -18,4 +18,5 @@ CASE = Case(
         "a refusal is told from a broken reply",
     ),
     then="exit 4, 4 requests, waits 10.5 s",
+    deep=True,
 )

@@ -18,4 +18,5 @@ CASE = Case(
         "what may pass is tried again",
     ),
     then="exit 3, 1 request",
+    deep=True,
 )

@@ -19,4 +19,5 @@ CASE = Case(
         "Retry-After is kept to",
     ),
     then="exit 4, 4 requests, waits 10.5 s, unclear",
+    deep=True,
 )

@@ -20,4 +20,5 @@ CASE = Case(
         "the line says which setting to look at",
     ),
     then="exit 3, 1 request, unclear",
+    deep=True,
 )

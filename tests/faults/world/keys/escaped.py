@@ -18,4 +18,5 @@ CASE = Case(
         "a secret is known in hexadecimal digits and in every kind of escapes",
     ),
     then="found in 0001.md, kernel.py",
+    deep=True,
 )

@@ -16,4 +16,5 @@ CASE = Case(
         "log lines of the libraries are redacted too",
     ),
     then="found in logs",
+    deep=True,
 )

@@ -11,4 +11,5 @@ CASE = Case(
     attack=Interrupted(lambda run, server: any(run.path.glob("mailbox/*-prompt.md")), WAIT, number=signal.SIGTERM),
     off=MARKED,
     then="exit 130, not marked",
+    deep=True,
 )

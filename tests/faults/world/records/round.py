@@ -9,4 +9,5 @@ CASE = Case(
     attack=Newer("runs/*/rounds/0001.json", "kgen.round", ("resume", "latest"), run),
     off=HINT,
     then="exit 5, unclear",
+    deep=True,
 )

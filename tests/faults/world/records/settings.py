@@ -9,4 +9,5 @@ CASE = Case(
     attack=Newer("runs/*/run.json", "kgen.settings", ("resume", "latest"), run),
     off=HINT,
     then="exit 5, unclear",
+    deep=True,
 )

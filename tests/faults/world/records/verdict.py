@@ -9,4 +9,5 @@ CASE = Case(
     attack=Newer("runs/*/0001-*/verdict.json", "kgen.verdict", ("promote", "latest"), run),
     off=HINT,
     then="exit 5, unclear",
+    deep=True,
 )
