@@ -466,6 +466,15 @@ def test_a_kernel_that_lost_one_of_its_points_is_promoted_anew(target: SetPath) 
     assert (third.evidence, third.raw, third.builds) == (first.evidence, first.raw, first.builds), "the same bytes"
 
 
+def test_files_that_are_there_and_whole_are_not_written_again(target: SetPath) -> None:
+    case = make_case("one")
+    promoted(target, case)
+    before = {p: p.stat().st_ino for p in target.path.rglob("*") if p.is_file() and p.name != "manifest.json"}
+    promoted(target, make_case("two", {8: WIN}))
+    assert promoted(target, case).seq == 3
+    assert {p: p.stat().st_ino for p in before} == before
+
+
 def test_other_evidence_or_another_owner_is_another_promotion(target: SetPath) -> None:
     assert promote(target, make_case(), CURRENT, b"", trust=True).trust == "self-reported"
     own = promoted(target, make_case())

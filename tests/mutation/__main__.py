@@ -40,6 +40,7 @@ def say(line: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutation", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--again", action="store_true", help="keep what was killed, try the rest")
+    parser.add_argument("--alive", action="store_true", help="keep all results, try those again that were alive")
     parser.add_argument("--module", action="append", default=[], help="only this one (repeatable)")
     parser.add_argument(
         "--share", type=float, default=1.0, help="part of each module's mutants, drawn with a fixed seed"
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     WORK.mkdir(exist_ok=True)
-    texts, results = sources(), _results(fresh=not (chosen.again or chosen.lines))
+    texts, results = sources(), _results(fresh=not (chosen.again or chosen.alive or chosen.lines))
     everything = [m for module, text in texts.items() for m in mutants(module, text)]
     if chosen.lines:
         _show(everything, results)
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     listed = {e.key for e in record.equivalents()}
     todo = [m for m in todo if results.get(_id(m, texts)) not in (forks.KILLED, forks.TIMEOUT)]
     todo = [m for m in todo if chosen.listed or m.key not in listed]
-    lines = _map(texts, keep=chosen.again)
+    todo = [m for m in todo if not chosen.alive or results.get(_id(m, texts)) == forks.ALIVE]
+    lines = _map(texts, keep=chosen.again or chosen.alive)
     _tried(todo, texts, lines, results, time.monotonic() + 60 * chosen.minutes)
     by_key = {m.key: results[_id(m, texts)] for m in everything if _id(m, texts) in results}
     body = record.summed(everything, by_key, texts, chosen.share, SEED)
