@@ -466,6 +466,13 @@ def test_a_kernel_that_lost_one_of_its_points_is_promoted_anew(target: SetPath) 
     assert (third.evidence, third.raw, third.builds) == (first.evidence, first.raw, first.builds), "the same bytes"
 
 
+def test_a_case_that_may_claim_something_else_now_is_another_promotion(target: SetPath) -> None:
+    promoted(target, make_case())
+    manifest = target.path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"tie"', '"win"'))  # as under other limits
+    assert promoted(target, make_case()).seq == 2
+
+
 def test_files_that_are_there_and_whole_are_not_written_again(target: SetPath) -> None:
     case = make_case("one")
     promoted(target, case)
