@@ -532,6 +532,7 @@ def test_a_set_is_full_to_the_byte(target: SetPath, tmp_path: Path) -> None:
         promoted(target, make_case())
     with (target.path / "folder" / "filler").open("wb") as filler:
         filler.truncate(MAX_SET_BYTES - size)
+    (target.path / f"{TEMP_PREFIX}1-abc").write_bytes(b"being written by nobody yet")
     assert promoted(target, make_case()).seq == 1
 
 
