@@ -283,3 +283,17 @@ def test_a_line_shows_the_first_count_that_differs_and_cuts_long_names() -> None
     assert attest._odd({}, {"a": 1}) == "are 0 of a instead of 1"
     assert attest._short({"k" * 60: 2, "n": 1}) == f"2 x {'k' * 48}, 1 x n"
     assert attest._short({}) == "nothing"
+
+
+def test_of_several_batches_one_with_a_build_is_enough_and_the_first_has_the_planned_steps() -> None:
+    wide = {**batch(EAGER, promoted=False, requests=8, steps=3), "stock": dict(CENSUS.calls(WAY, 8, 1))}
+    exercise = replace(GIVEN, modes=(EAGER,))
+    record = Record(GIVEN.name, EAGER, {}, (batch(EAGER), wide), {})
+    found = Left("done", "", {}, {(exercise.name, EAGER): record})
+    assert attest.faults(replace(MINE, exercises=(exercise,)), found, CENSUS) == []
+
+
+def test_only_graphs_of_the_planned_batches_are_profiled() -> None:
+    modes = (EAGER, GRAPH, f"{OTHER} {GRAPH}")
+    assert [attest._profiled(GIVEN, mode) for mode in modes] == [False, True, False]
+    assert not any(attest._profiled(replace(GIVEN, profiled=False), mode) for mode in modes)
