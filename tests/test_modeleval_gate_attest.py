@@ -297,3 +297,15 @@ def test_only_graphs_of_the_planned_batches_are_profiled() -> None:
     modes = (EAGER, GRAPH, f"{OTHER} {GRAPH}")
     assert [attest._profiled(GIVEN, mode) for mode in modes] == [False, True, False]
     assert not any(attest._profiled(replace(GIVEN, profiled=False), mode) for mode in modes)
+
+
+def test_the_problem_and_the_round_that_are_shown_are_those_that_differ() -> None:
+    per_step = {"a": {"k": 2}, "b": {"k": 3}}
+    assert attest._counts("w", {"a": {"k": 4}, "b": {"k": 5}}, per_step, 2) == [
+        "w: b counted 5 x k, expected 6 x k in 2 steps"
+    ]
+    rounds = [{"k": 5 * REPLAYS - 1}, {"k": 5 * REPLAYS - 2}]
+    (line,) = attest._seen("w", rounds, per_step)
+    assert line.startswith(f"w: the profiler saw {5 * REPLAYS - 1} x k in")
+    (line,) = attest._seen("w", [{"k": 99}, {"k": 98}, {"k": 1}], per_step)
+    assert line.startswith("w: the profiler saw 99 x k in")
