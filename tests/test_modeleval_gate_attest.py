@@ -309,3 +309,10 @@ def test_the_problem_and_the_round_that_are_shown_are_those_that_differ() -> Non
     assert line.startswith(f"w: the profiler saw {5 * REPLAYS - 1} x k in")
     (line,) = attest._seen("w", [{"k": 99}, {"k": 98}, {"k": 1}], per_step)
     assert line.startswith("w: the profiler saw 99 x k in")
+
+
+def test_runs_of_other_numbers_of_batches_are_never_taken_for_the_same() -> None:
+    off = stock_like()
+    longer = {k: replace(r, batches=r.batches * 2) for k, r in off.records.items()}
+    with pytest.raises(ValueError, match="zip"):
+        attest.as_stock(OFF_PART, replace(off, records=longer), stock_like())
