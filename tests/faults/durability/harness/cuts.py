@@ -13,7 +13,8 @@ from faults.durability.harness.power import Disk, Image, lines, loaded, made
 from faults.durability.harness.state import State, differing, run_lost, state, unlike
 
 Look = Callable[[Path, list[str]], str]  # what is wrong with a disk, given what had been told
-SAMPLE, MANY, TAIL = 16, 80, 6  # disks of one case, and after one of many kills; the last ones are among them
+SAMPLE, MANY, TAIL = 10, 80, 6  # disks of one case, and after one of many kills; the last ones are among them
+RUN_JOBS = ("fill run", "end run")
 GOES_ON = 7  # every so many disks the job is done again
 
 
@@ -89,11 +90,11 @@ class Cut:
     ) -> str:
         root = desk.fresh()
         made(image, root)
-        breach = unlike(root, ends) if self.job != "fill run" else run_lost(root, told)
+        breach = unlike(root, ends) if self.job not in RUN_JOBS else run_lost(root, told)
         now = state(root)
         if (
             not breach
-            and self.job != "fill run"
+            and self.job not in RUN_JOBS
             and told
             and now.get(f"{SET}/manifest.json") != ends[1].get(f"{SET}/manifest.json")
         ):

@@ -36,7 +36,7 @@ def flipped(data: bytes, every: bool) -> Iterator[tuple[str, bytes]]:
     """A bit of each byte (of 300 of them), or of some."""
     drawn = random.Random(f"{SEED} {len(data)}")
     few = range(0, len(data), max(1, len(data) // 300))
-    places = few if every else sorted({0, len(data) - 1, *drawn.choices(range(len(data)), k=14)})
+    places = few if every else sorted({0, len(data) - 1, *drawn.choices(range(len(data)), k=12)})
     for at in places:
         yield f"byte {at}", data[:at] + bytes([data[at] ^ 1 << drawn.randrange(8)]) + data[at + 1 :]
 

@@ -14,7 +14,7 @@ from support.sets import fill
 
 MEMORY = Path("/dev/shm")
 SEED = 20261130
-BETWEEN, TAIL = 3, 6  # points of a sweep, where not all are tried: some, and the last ones
+BETWEEN, TAIL = 2, 6  # points of a sweep, where not all are tried: some, and the last ones
 
 
 @dataclass
@@ -64,12 +64,14 @@ class Desk:
         shutil.rmtree(root.parent)
 
     def points(self, name: str, total: int, ways: int, few: int = BETWEEN) -> list[tuple[int, int]]:
-        """Which of the points 0 .. total - 1 are tried, each in which way: all, or the ends and some between."""
+        """Which of the points 0 .. total - 1 are tried, each in which way: all, or the ends and a few between."""
         chosen = [(at, way) for at in range(total) for way in range(ways)]
         if not self.every:
             drawn = random.Random(f"{SEED} {name}")
-            between = drawn.sample(range(1, total - TAIL), min(few, max(0, total - TAIL - 1)))
-            tried = [0, *sorted(between), *range(max(1, total - TAIL), total)]
+            tail = TAIL if ways <= 2 else TAIL // 2
+            inner = max(0, total - tail - 1)
+            between = {1 + (n * inner + drawn.randrange(inner)) // few for n in range(few)} if inner else set()
+            tried = [0, *sorted(between), *range(max(1, total - tail), total)]
             both = tried[-TAIL:] if ways <= 2 else []
             chosen = [(at, way) for at in tried for way in (range(ways) if at in both else [drawn.randrange(ways)])]
         self.tried[name] += len(chosen)

@@ -110,6 +110,16 @@ def fill_run(root: Path, args: dict[str, Any]) -> None:
         note("finished")
 
 
+def end_run(root: Path, args: dict[str, Any]) -> None:
+    """A run that has nothing left to do is ended, or is found ended."""
+    runs = Runs(root / RUNS)
+    run = runs.list()[-1] if runs.list() else runs.create(OP, "propose", "0.1.0")
+    with run.lock():
+        note(f"run {run.id}")
+        run.finish("refused")
+        note("finished")
+
+
 JOBS: dict[str, Callable[[Path, dict[str, Any]], Any]] = {
     "promote": promote_one,
     "rollback": roll_back,
@@ -117,4 +127,5 @@ JOBS: dict[str, Callable[[Path, dict[str, Any]], Any]] = {
     "turn": turn,
     "read": read,
     "fill run": fill_run,
+    "end run": end_run,
 }

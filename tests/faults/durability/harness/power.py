@@ -107,6 +107,10 @@ class Disk:
             assert folder is target, "a move between folders is not modelled: nothing in the store makes one"
             folder.change(**{old: None, new: node})
 
+    def present(self) -> Image:
+        """What a process sees now."""
+        return _seen(self.tree, "")
+
     def images(self, seed: str) -> Iterator[Image]:
         """What may be found after a power cut now."""
         choices = list(self._choices(self.tree, ""))
@@ -137,6 +141,15 @@ class Disk:
         for entry, below in chosen.get(id(node), node.synced).items():  # type: ignore[attr-defined]
             found |= self._image(chosen, below, f"{name}/{entry}".strip("/"))
         return found
+
+
+def _seen(node: Node, name: str) -> Image:
+    if isinstance(node, File):
+        return {name: node.now}
+    found: Image = {name: None} if name else {}
+    for entry, below in node.now.items():
+        found |= _seen(below, f"{name}/{entry}".strip("/"))
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exploits.harness.off import Off
-from faults.durability.harness.desk import Desk
+from faults.durability.harness.desk import BETWEEN, Desk
 from faults.durability.harness.layer import HALF, KILL, ON, ONCE, SHORT, TORN, Order, Outcome, Stage
 from faults.durability.harness.state import State, differing, orphans, state, unlike
 
@@ -28,6 +28,7 @@ class Sweep:
 
     After it the set is whole and the manifest is the one before or the one after; the job, done again undisturbed,
     comes to the same end as one that never was disturbed. `once`: a job that is not to be repeated once it is done.
+    `few`: points between the ends, where not all are tried.
     """
 
     job: str
@@ -35,6 +36,7 @@ class Sweep:
     args: dict[str, Any] = field(default_factory=dict, hash=False)
     given: tuple[str, ...] = ()
     once: bool = False
+    few: int = BETWEEN
 
     def seen(self, desk: Desk, off: Off) -> str:
         stage, template = desk.stage(off), desk.template(*self.given)
@@ -43,7 +45,7 @@ class Sweep:
         desk.drop(whole)
         assert total > 5, "the layer saw nothing"
         desk.changes[f"{self.job} {' '.join(self.given)}".strip()] = total
-        for at, way in desk.points(f"{self.job} {self.given} {self.ways}", total, len(self.ways)):
+        for at, way in desk.points(f"{self.job} {self.given} {self.ways}", total, len(self.ways), self.few):
             how, number = self.ways[way]
             root = desk.copy(template)
             order = Order(self.job, root, self.args, how=how, at=at, errno=number)

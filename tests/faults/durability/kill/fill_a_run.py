@@ -6,7 +6,7 @@ CASE = Case(
     what="kill -9 at every change to a run's folder",
     of="the store of a run",
     must=WHOLE,
-    trial=Sweep("fill run", KILLS),
+    trial=Sweep("fill run", KILLS, few=10),
     off=AT_ONCE,
     then="damaged",
 )

@@ -9,4 +9,5 @@ CASE = Case(
     trial=Sweep("promote", REMOTE, {"text": "new"}, given=("old",)),
     off=PATH_NAMED,
     then="message",
+    deep=True,
 )

@@ -9,4 +9,5 @@ CASE = Case(
     trial=Rivals(promoters=2, delays=(3000, 0)),
     off=PATIENT,
     then="refused",
+    deep=True,
 )
