@@ -1,4 +1,5 @@
-"""Inputs that once broke a parser: `cases/<target>/<what happened>`, as they are, or compressed (`.xz`) where large."""
+"""Inputs that once broke a parser: `cases/<target>/<what happened>`, as they are (`.bin`), or compressed
+(`.xz`) where large."""
 
 import lzma
 from pathlib import Path
@@ -19,7 +20,7 @@ def load(path: Path) -> bytes:
 
 def keep(target: str, name: str, data: bytes) -> Path:
     """Write a case. Its name says what went wrong, in words."""
-    path = CASES / target / (name if len(data) <= SMALL else f"{name}.xz")
+    path = CASES / target / f"{name}.{'bin' if len(data) <= SMALL else 'xz'}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data if len(data) <= SMALL else lzma.compress(data, preset=9))
     return path
