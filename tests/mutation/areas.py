@@ -69,6 +69,7 @@ TESTS = (
     "test_perf_statistics.py",
     "test_perf_timing.py",
     "test_promotion_champions.py",
+    "test_promotion_parts.py",
     "test_promotion_rules.py",
     "test_promotion_verify.py",
 )
