@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exploits.harness.off import Off, turned
-from faults.harness.desk import Desk, Done, until
+from faults.harness.desk import Desk, Done, World, until
 from faults.harness.endpoint import KEY
 from faults.harness.places import MATRIX, SESSION, recorded, the_run
 from support import openai_server as srv
@@ -28,8 +28,11 @@ ASK, WAIT = ("--proposer", "openai"), ("--proposer", "mailbox")
 
 @dataclass(frozen=True)
 class Interrupted:
-    """`phase` is reached when the run's folder, and the server with `behaviour`, say so; then comes `signals` times
-    `number`, one every five milliseconds. `builds`: the candidate is one that builds."""
+    """`phase` is reached when the run's folder, and the server with `behaviour`, say so.
+
+    Then comes `signals` times `number`, one every five milliseconds. `builds`: the candidate is one that builds.
+    `slow`: milliseconds that each access to the run's folder takes.
+    """
 
     phase: Callable[[Run, srv.Server], bool]
     argv: tuple[str, ...] = ()
@@ -38,6 +41,7 @@ class Interrupted:
     signals: int = 1
     builds: bool = False
     matrix: tuple[str, ...] = MATRIX
+    slow: int = 0
 
     def code(self, desk: Desk, off: Off) -> str:
         home = desk.fresh()
@@ -46,7 +50,10 @@ class Interrupted:
             server = stack.enter_context(srv.serving(self.behaviour()))
             env = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": server.url}
             full = ("propose", "--op", OP.name, *argv, *self.matrix, "--minutes", "1")
-            done = desk.kgen(home, *full, off=off, env=env, meanwhile=lambda pid: self._send(pid, home, server))
+            world = World(slow=self.slow, place=str(home / "runs"))
+            done = desk.kgen(
+                home, *full, world=world, off=off, env=env, meanwhile=lambda pid: self._send(pid, home, server)
+            )
         return self._answer(home, done)
 
     def _send(self, pid: int, home: Path, server: srv.Server) -> None:

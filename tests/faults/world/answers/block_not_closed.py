@@ -19,4 +19,5 @@ CASE = Case(
         "a block that is not closed was cut",
     ),
     then="refused, 1 request",
+    deep=True,
 )

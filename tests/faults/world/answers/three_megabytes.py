@@ -20,4 +20,5 @@ CASE = Case(
         "a ceiling of bytes",
     ),
     then="refused, 1 request",
+    deep=True,
 )

@@ -20,4 +20,5 @@ CASE = Case(
         "the endpoint's own words are passed on",
     ),
     then="exit 3, 1 request, unclear",
+    deep=True,
 )

@@ -24,4 +24,5 @@ CASE = Case(
         "a secret is known in base64, whatever stands before it",
     ),
     then="found in 0001.md, kernel.py",
+    deep=True,
 )

@@ -32,4 +32,5 @@ CASE = Case(
     attack=Document(),
     off=turned(OUTPUT, "ensure_ascii=plain", "ensure_ascii=False", "JSON is escaped by its own rules"),
     then="no JSON",
+    deep=True,
 )

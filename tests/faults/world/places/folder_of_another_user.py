@@ -22,4 +22,5 @@ CASE = Case(
         "what the file system refuses is said with the path and the way on",
     ),
     then="exit 4, unclear",
+    deep=True,
 )

@@ -8,7 +8,7 @@ CASE = Case(
     what="SIGINT again and again, until the command is gone",
     who="kgen propose",
     code="exit 130, interrupted",
-    attack=Interrupted(lambda run, server: bool(server.seen), ASK, signals=400),
+    attack=Interrupted(lambda run, server: bool(server.seen), ASK, signals=400, slow=30),
     off=turned(
         BOUNDARY,
         "SAME_WISH_S = 3.0",

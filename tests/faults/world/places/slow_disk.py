@@ -47,4 +47,5 @@ CASE = Case(
         "a folder appears whole, or not at all",
     ),
     then="exit 1, finished, torn for a reader",
+    deep=True,
 )
