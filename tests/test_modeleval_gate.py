@@ -30,7 +30,7 @@ from kgen.ops import REGISTRY
 from kgen.records import GateResult, Status, canonical_json, to_json
 
 WHOLE = only(
-    drift=(16, 4, 4), filled=(160, 4, 2), free=(4, 8, 4), tasks=(20, 4), long=(64, 4, 2), verify=(3, 2),
+    drift=(16, 4, 4), filled=(160, 4, 2), free=(4, 8), tasks=(20, 4), long=(64, 4, 2), verify=(3, 2),
     constrained=(2, 4, 6), sampling=(6, 4, 32),
 )  # fmt: skip
 

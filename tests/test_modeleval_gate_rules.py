@@ -188,7 +188,18 @@ def freely(mine: Sequence[int], stock_other: Sequence[int], finite: bool = True)
     candidate = left(exercise, {"tokens": parted(mine), "finite": fine})
     stock = left(exercise, {"tokens": own}, other_eager={"tokens": parted(stock_other)})
     assert f"{OTHER} {EAGER}" == "other eager"
-    return rules_tokens.free(exercise, EAGER, candidate, stock)
+    return rules_tokens.free(exercise, EAGER, candidate, stock, None)
+
+
+def from_truth(mine: Sequence[int], stocks: Sequence[int]) -> Finding:
+    """Departures from float64's continuation."""
+    exercise = Exercise(FREE, WAY, 16, 16, 50, (EAGER,))
+    fine = torch.full((50, 16), True)
+    candidate, stock = (
+        left(exercise, {"tokens": parted(mine), "finite": fine}),
+        left(exercise, {"tokens": parted(stocks)}),
+    )
+    return rules_tokens.free(exercise, EAGER, candidate, stock, left(exercise, {"tokens": parted([50] * 16)}))
 
 
 LATE, EARLY, NONE = [30, 35, 40, 45] + [50] * 12, [2] * 16, [50] * 16
@@ -205,6 +216,14 @@ def test_free_generation_that_departs_oftener_is_refused_by_the_lower_bound(monk
     assert found.numbers["hazard"][1] > limits.HAZARD
     monkeypatch.setattr(limits, "HAZARD", NEVER)
     assert not freely(EARLY, LATE).breaches
+
+
+def test_where_float64_continues_too_stocks_departures_from_it_are_the_yardstick() -> None:
+    assert from_truth(LATE, LATE).breaches == () and from_truth(EARLY, EARLY).breaches == ()
+    found = from_truth(EARLY, LATE)
+    assert [b.code for b in found.breaches] == ["fullmodel.agreement"]
+    assert found.numbers["departures"] == [16, 4]
+    assert from_truth(LATE, EARLY).breaches == (), "nearer than stock is fine"
 
 
 def test_without_a_yardstick_a_candidate_that_departs_is_not_judged() -> None:

@@ -4,7 +4,8 @@ Both sides of a comparison get the same exercises; nothing here says what they s
 
     forced       given tokens, step by step, against float64 and stock; with `states` the recurrent states too
     filled       the same behind a context of `context` rows that a seed filled
-    free         greedy continuation, against stock's; stock also reads its own in verify steps of `other` tokens
+    free         greedy continuation, against float64's, or against stock's, where stock also reads its own in verify
+                 steps of `other` tokens
     tasks        prompts of the small model's tasks, which the stock ops read, then the greedy answer in decode steps
     long         the same behind long prompts
     verify       greedy decoding with drafts, `q` tokens a step, against the same engine's plain decoding
@@ -18,7 +19,7 @@ from typing import ClassVar
 
 FORCED, FILLED, FREE, TASKS, LONG = "forced", "filled", "free", "tasks", "long"
 VERIFY, CONSTRAINED, SAMPLING = "verify", "constrained", "sampling"
-EXACT_KINDS = (FORCED, FILLED)  # those that float64 runs too
+ROWS = (FORCED, FILLED)  # kinds whose rows of logits are compared with float64's
 EAGER, GRAPH, OTHER = "eager", "graph", "other"
 LOOKUP, BAD = "lookup", "bad"  # drafters: one that guesses from the history, one that is nearly always wrong
 
@@ -68,11 +69,17 @@ class Exercise:
     drafter: str = ""
     brief: bool = False  # run switched off, and by mutants, too
     profiled: bool = False  # replays are cross-checked with the profiler
+    given: bool = False  # experts by token id, the same on all sides (kgen.gates.modeleval.given)
     shortest: bool = False  # items as short as their task allows, else of its usual length
 
     @property
     def rows(self) -> int:
         return self.requests * self.q
+
+    @property
+    def exact(self) -> bool:
+        """Whether float64 runs it too."""
+        return self.kind in ROWS or (self.kind == FREE and not self.other)
 
     @property
     def name(self) -> str:

@@ -67,6 +67,7 @@ from kgen.gates.modeleval.exercise import (
     Exercise,
     Way,
 )
+from kgen.gates.modeleval.given import ROUTER
 from kgen.model.decoder.config import CONFIGS
 from kgen.records import Problem
 
@@ -82,8 +83,8 @@ class Sizes:
     least: int  # forced: steps of a batch, so that what one router decision upsets does not last for all of them
     drift: tuple[int, int, int]  # steps, sequences, checkpoints
     filled: tuple[int, int, int]  # context, sequences, steps
-    free: tuple[int, int, int]  # tokens, sequences, tokens a verify step of the yardstick; on a slice
-    long_free: tuple[int, int, int]  # the same on nano
+    free: tuple[int, int]  # tokens, sequences; on a slice
+    long_free: tuple[int, int, int]  # tokens, sequences, tokens a verify step of the yardstick; on nano
     tasks: tuple[int, int]  # items in all, sequences of a batch
     long: tuple[int, int, int]  # length, items, tokens of an answer
     verify: tuple[int, int]  # tokens, sequences
@@ -102,7 +103,7 @@ TABLE: Mapping[str, Sizes] = {
         least=4,
         drift=(512, 2, 8),
         filled=(131_072, 2, 8),
-        free=(64, 16, 4),
+        free=(64, 16),
         long_free=(4096, 16, 4),
         tasks=(4160, 64),
         long=(16_384, 16, 16),
@@ -118,7 +119,7 @@ TABLE: Mapping[str, Sizes] = {
         least=12,
         drift=(32, 4, 8),
         filled=(256, 2, 3),
-        free=(12, 8, 4),
+        free=(12, 8),
         long_free=(0, 0, 0),
         tasks=(20, 4),
         long=(64, 4, 4),
@@ -207,7 +208,11 @@ class Planner:
         self.bins = sorted({p.tokens for p in problems})
 
     def drawn(self) -> tuple[Exercise, ...]:
-        """Everything that is measured against float64."""
+        """Everything that is measured against float64; but for a router's builds with given experts."""
+        chosen = any(p.op == ROUTER for p in self.problems)
+        return tuple(replace(e, given=not chosen) for e in self._measured())
+
+    def _measured(self) -> list[Exercise]:
         s = self.sizes
         found = [*self._forced(), *self._padded(), *self._widths()]
         found += self._leftover(found)
@@ -215,12 +220,12 @@ class Planner:
         found += self._fit(Exercise(FILLED, self.way, sequences, sequences, steps, self.last, self.q, context=context))
         if not self.first:
             self.not_run[f"drift and free {self.name}"] = "measured at the first dims"
-            return tuple(found)
+            return found
         steps, sequences, checkpoints = s.drift
         found += self._fit(Exercise(
             FORCED, self.way, sequences, sequences, steps, self.last, q=self.q, every=16, states=checkpoints
         ))  # fmt: skip
-        return (*found, *self._free(*s.free))
+        return [*found, *self._free(*s.free, 0)]
 
     def trained(self) -> tuple[Exercise, ...]:
         """What needs a model that answers."""

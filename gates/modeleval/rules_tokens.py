@@ -25,7 +25,7 @@ from kgen.gates.modeleval.breach import (
     shown,
 )
 from kgen.gates.modeleval.divergence import Hazards, Times, compare, first_departures
-from kgen.gates.modeleval.exercise import OTHER, Exercise, Seeds
+from kgen.gates.modeleval.exercise import EAGER, OTHER, Exercise, Seeds
 from kgen.gates.modeleval.paired import Pairs, difference, lower_bound, mcnemar, pair
 from kgen.gates.modeleval.questions import questions
 from kgen.gates.modeleval.sides import Left, Record
@@ -37,14 +37,21 @@ from kgen.model.nano.vocabulary import decode, until_end
 Mark = Callable[[Item, Sequence[int]], bool]
 
 
-def free(exercise: Exercise, mode: str, candidate: Left, stock: Left) -> Finding:
-    """First departures from stock, against those of stock where it reads its own continuation in wide verify steps."""
+def free(exercise: Exercise, mode: str, candidate: Left, stock: Left, exact: Left | None) -> Finding:
+    """First departures from float64's continuation, against stock's from it.
+
+    Where float64 does not run it: from stock's, against those of stock where it reads its own in wide verify steps.
+    """
     mine, own = candidate.of(exercise, mode).tensors, stock.of(exercise, mode).tensors["tokens"]
     if broken := int((~mine["finite"]).sum()):
         text = f"{exercise.name} {mode}: logits of {broken} tokens are not finite"
         return Finding((Breach(LOGITS, text),), {"not_finite": broken})
-    other = stock.of(exercise, f"{OTHER} {mode}").tensors["tokens"][:, : own.shape[1]]
-    hazards = _hazards(first_departures(mine["tokens"], own), first_departures(other, own))
+    if exercise.exact and exact is not None:
+        truth = exact.of(exercise, EAGER).tensors["tokens"]
+        hazards = _hazards(first_departures(mine["tokens"], truth), first_departures(own, truth))
+    else:
+        other = stock.of(exercise, f"{OTHER} {mode}").tensors["tokens"][:, : own.shape[1]]
+        hazards = _hazards(first_departures(mine["tokens"], own), first_departures(other, own))
     return _refused(AGREEMENT, f"{exercise.name} {mode}: free generation", hazards)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kgen.gates.modeleval.exercise import EAGER, EXACT_KINDS, FREE, OTHER, Exercise, Seeds
+from kgen.gates.modeleval.exercise import EAGER, FREE, OTHER, Exercise, Seeds
 from kgen.gates.modeleval.questions import seed_of
 from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.job import Built, LoadSpec
@@ -76,7 +76,7 @@ class Left:
 def exercises_of(kind: str, exercises: Iterable[Exercise]) -> tuple[Exercise, ...]:
     """Those that a side performs: float64 what it can be compared with, switched off and mutants the brief ones."""
     if kind == FLOAT64:
-        return tuple(e for e in exercises if e.kind in EXACT_KINDS)
+        return tuple(e for e in exercises if e.exact)
     if kind in (OFF, MUTANT):
         return tuple(e for e in exercises if e.brief)
     return tuple(exercises)

@@ -14,6 +14,7 @@ import torch
 from kgen.contract.op import Registry
 from kgen.gates.modeleval.census import config_of
 from kgen.gates.modeleval.exercise import GRAPH, Exercise, Seeds
+from kgen.gates.modeleval.given import GivenExperts
 from kgen.gates.modeleval.loaded import Launches, Seating, moved
 from kgen.model.bind import ReferenceBinder
 from kgen.model.decoder.config import config
@@ -130,12 +131,18 @@ class Stage:
     def _session(
         self, exercise: Exercise, requests: int, count: int, q: int, context: int
     ) -> tuple[Session, DecoderEngine]:
-        weights, binder = self.weights(exercise), self.seating
+        weights, seating = self.weights(exercise), self.seating
         if self.exact:
             weights = Weights({**weights.tensors, "embed": weights["embed"].double()})
-            binder = Seating(others=ReferenceBinder())
-        engine = DecoderEngine(config_of(exercise.way), weights, self.registry, self.arch, binder, binder.launches)
-        return engine.prepare(requests, count, q, context, graph=False), engine
+            seating = Seating(others=ReferenceBinder())
+        given = GivenExperts(seating, weights, self.seeds.weights, self.device) if exercise.given else None
+        engine = DecoderEngine(
+            config_of(exercise.way), weights, self.registry, self.arch, given or seating, seating.launches
+        )
+        session = engine.prepare(requests, count, q, context, graph=False)
+        if given is not None:
+            given.follow(session)
+        return session, engine
 
 
 def _profiles(session: Session) -> list[dict[str, int]]:

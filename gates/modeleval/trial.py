@@ -202,7 +202,7 @@ class Trial:
         mine, stock = left[part.name], left[f"{STOCK} {part.model}"]
         for exercise in part.exercises:
             for mode in exercise.modes:
-                judged = self._tokens(exercise, mode, mine, stock)
+                judged = self._tokens(exercise, mode, mine, stock, left.get(f"{FLOAT64} {part.model}"))
                 if judged is not None:
                     found[f"{exercise.name} {mode}"] = judged
         self.evidence.setdefault("models", {})[part.model] = {k: f.numbers for k, f in found.items() if f.numbers}
@@ -218,10 +218,10 @@ class Trial:
         tested = rules_rows.measure(part.exercises, left[part.name], exact, device)
         return rules_rows.judge(part.exercises, tested, self._measured[stock])
 
-    def _tokens(self, exercise: Exercise, mode: str, mine: Left, stock: Left) -> Finding | None:
+    def _tokens(self, exercise: Exercise, mode: str, mine: Left, stock: Left, exact: Left | None) -> Finding | None:
         seeds, rules = self.starter.seeds, rules_tokens
         judges: Mapping[str, Callable[[], Finding]] = {
-            kinds.FREE: lambda: rules.free(exercise, mode, mine, stock),
+            kinds.FREE: lambda: rules.free(exercise, mode, mine, stock, exact),
             kinds.VERIFY: lambda: rules.verify(exercise, mode, mine, stock),
             kinds.TASKS: lambda: rules.tasks(exercise, mode, mine, stock, seeds, self.mark, self._loss()),
             kinds.LONG: lambda: rules.long(exercise, mode, mine, stock, seeds, self.mark),

@@ -206,7 +206,7 @@ def steps_of(e: Exercise, side: str) -> list[Steps]:
 
 def _steps(e: Exercise, side: str, mode: str) -> list[Steps]:
     rows, q = e.requests * e.q, e.q
-    if e.kind in kinds.EXACT_KINDS:
+    if e.kind in kinds.ROWS:
         return [Steps(e.steps, rows, q, mode, profiled=e.profiled and mode == GRAPH)]
     if e.kind == kinds.FREE:
         found = [Steps(e.prompt - 1 + e.steps, rows, 1, mode)]

@@ -33,7 +33,7 @@ DIMS, ARCH = "nano", "sm_90a"
 MUTANTS = ("tile_scale", "drop_last_k")
 SEEDS = (1, 2, 3)
 NOTHING = Sizes(
-    rows=0, least=0, drift=(0, 0, 0), filled=(0, 0, 0), free=(0, 0, 0), long_free=(0, 0, 0), tasks=(0, 0),
+    rows=0, least=0, drift=(0, 0, 0), filled=(0, 0, 0), free=(0, 0), long_free=(0, 0, 0), tasks=(0, 0),
     long=(0, 0, 0), verify=(0, 0), constrained=(0, 0, 0), sampling=(0, 0, 0),
     modes=("eager",), profiled=False, depth=2, shortest=True,
 )  # fmt: skip

@@ -34,6 +34,11 @@ class Session:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._captured: Output | None = None
 
+    @property
+    def tokens(self) -> torch.Tensor:
+        """i64 [rows]: what the step reads, padding rows included; the same memory at every step."""
+        return self._ids
+
     def reset(self) -> None:
         """Back to the start of all sequences; a captured graph stays."""
         self.state.reset()
