@@ -209,6 +209,8 @@ class CompileGate:
     def _audit(self, candidate: Candidate, problem: Problem, defect: str, built: Built) -> tuple[BuildRecord, Cubin]:
         """The audited record of a build, and the machine code in it. Raises AuditError or RecorderError."""
         cubin = objects.check(built.object, problem.arch)
+        if strange := [dtype for dtype, _ in built.workspaces if dtype not in DTYPES]:  # a forged result
+            raise AuditError("audit.workspace", f"a workspace of the unknown dtype {strange[0]}")
         call = arguments(self.op, problem, built.workspaces)
         if sum(_bytes(a) for a in call[len(call) - len(built.workspaces) :]) > MAX_WORKSPACE_BYTES:
             raise AuditError("audit.workspace", f"workspaces exceed {MAX_WORKSPACE_BYTES} bytes")
