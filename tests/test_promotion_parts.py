@@ -260,3 +260,13 @@ def test_a_file_that_cannot_be_read_counts_as_damaged(target: SetPath) -> None:
     source.write_text("changed")
     promoted(target, case)
     assert source.read_text() == case.candidate.source
+
+
+def test_a_file_whose_bytes_cannot_be_read_is_replaced(target: SetPath) -> None:
+    case = make_case()
+    source = target.path / promoted(target, case).source
+    rollback(target, OP)
+    source.unlink()
+    source.symlink_to("/proc/self/mem")  # a file that no one can read from its start
+    promoted(target, case)
+    assert not source.is_symlink() and source.read_text() == case.candidate.source

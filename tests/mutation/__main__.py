@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         say(line)
     if not chosen.module:
         record.write(body)
-    return 0 if all(a["score"] >= record.LEAST for a in body["areas"].values()) else 1
+    return 0 if all((body["modules"][m]["score"] or 0) >= record.LEAST for m in FIRST) else 1
 
 
 def _drawn(everything: Iterable[Mutant], modules: Sequence[str], share: float) -> list[Mutant]:

@@ -1,7 +1,8 @@
 """The committed record of a mutation run, and the list of mutants that change nothing.
 
-`equivalent.toml` names a mutant by module, function and text, so that it does not depend on line numbers; each entry
-says why no test can tell the mutant from the original.
+A mutant that no chosen test reaches counts as a survivor, like one that they reach and let pass. `equivalent.toml`
+names a mutant by module, function and text, so that it does not depend on line numbers; each entry says why no test
+can tell the mutant from the original.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from mutation.mutants import Mutant
 
 FOLDER = Path(__file__).parent
 RECORD, LISTED = FOLDER / "record.json", FOLDER / "equivalent.toml"
-LEAST = 0.95  # of the mutants of an area that are not equivalent, so many must be killed
+LEAST = 0.95  # of the mutants of a module in areas.FIRST that are not equivalent, so many must be killed
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,9 @@ def _area(modules: list[dict[str, Any]]) -> dict[str, Any]:
     return {**counted, "survivors": alive, "score": _score(killed, alive)}
 
 
-def _score(killed: int, alive: int) -> float:
-    return round(killed / (killed + alive), 4) if killed + alive else 1.0
+def _score(killed: int, alive: int) -> float | None:
+    """None where nothing was tried."""
+    return round(killed / (killed + alive), 4) if killed + alive else None
 
 
 def table(body: Mapping[str, Any]) -> list[str]:
@@ -87,7 +89,7 @@ def table(body: Mapping[str, Any]) -> list[str]:
     for name, row in {**body["areas"], **body["modules"]}.items():
         alive = row["survivors"] if isinstance(row["survivors"], int) else len(row["survivors"])
         counts = f"{row['mutants']:7} {row['killed']:6} {row['equivalent']:10} {alive:5} {row['not_tried']:7}"
-        lines.append(f"{name:36} {counts} {row['score']:6.1%}")
+        lines.append(f"{name:36} {counts} {'' if row['score'] is None else format(row['score'], '6.1%')}")
     return lines
 
 
