@@ -16,6 +16,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 MUTATION_ARGS ?=
 JOBS ?= 2
+FUZZ_SECONDS ?= 60
 
 BIN := $(VENV)/bin
 export PYTHON
@@ -25,6 +26,7 @@ help:
 	@echo "make test                    set up, then run the tests (PYTEST_ARGS='tests/test_store_runs.py')"
 	@echo "make deep                    the long sweeps as well"
 	@echo "make mutation                mutate the judging code and see that tests notice (MUTATION_ARGS='--again')"
+	@echo "make fuzz                    fuzz every parser for FUZZ_SECONDS each, and write the record"
 	@echo "make lint                    ruff and mypy"
 	@echo "make wheel                   build a wheel into dist/"
 	@echo "make clean                   remove $(VENV) and what builds leave"
@@ -50,6 +52,11 @@ deep: $(VENV)/.dev
 
 mutation: $(VENV)/.dev
 	@PYTHONPATH=tests $(BIN)/python -W ignore -m mutation $(MUTATION_ARGS)
+
+# Atheris guides by coverage; where it has no package for this Python, changed copies are tried without guidance
+fuzz: $(VENV)/.dev
+	@$(BIN)/python -m pip install -q --only-binary :all: --target $(VENV)/fuzz atheris || echo "(without atheris)"
+	@PYTHONPATH=tests:$(VENV)/fuzz OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m fuzz.run --seconds $(FUZZ_SECONDS)
 
 # mypy cannot follow an editable install, so it gets an installed copy; `build/` would leak deleted modules into it
 lint: $(VENV)/.dev
