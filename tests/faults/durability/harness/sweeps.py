@@ -44,7 +44,8 @@ class Sweep:
         ends = state(whole), (total := stage.run(Order(self.job, whole, self.args)).count) and state(whole)
         desk.drop(whole)
         assert total > 5, "the layer saw nothing"
-        desk.changes[f"{self.job} {' '.join(self.given)}".strip()] = total
+        if not off.changes:
+            desk.changes[f"{self.job} {' '.join(self.given)}".strip()] = total
         for at, way in desk.points(f"{self.job} {self.given} {self.ways}", total, len(self.ways), self.few):
             how, number = self.ways[way]
             root = desk.copy(template)
