@@ -105,7 +105,8 @@ def _recorded(data: bytes) -> None:
 
 @functools.cache
 def _seed_cubin() -> cubins.Cubin:
-    return objects.check(_objects()[0], ARCH)
+    image, data = cubins.embedded(_objects()[0])[0]
+    return cubins.read(data, image)
 
 
 def _map_seeds() -> list[bytes]:
