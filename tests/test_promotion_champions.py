@@ -11,10 +11,11 @@ from kgen.ops import REGISTRY
 from kgen.promotion import Refused, promote
 from kgen.promotion.champions import champions
 from kgen.promotion.gather import gather
-from kgen.records import Candidate, GateResult, Origin, Status
+from kgen.records import Candidate, GateResult, KernelFacts, Origin, Status, sha256_bytes
 from kgen.store.cache import Blobs
 from kgen.store.documents import json_bytes
 from kgen.store.errors import IntegrityError
+from kgen.store.kernelset import KernelSet
 from kgen.store.runs import Runs
 from kgen.store.signing import sign
 
@@ -111,3 +112,32 @@ def test_new_evidence_for_the_kernel_in_place_is_not_superseded_by_itself(tmp_pa
     later = replace(case.evidence.evidence, finished="2026-02-01T00:00:00Z")
     again = replace(case, evidence=sign(later, KEY), against={})
     assert promote(target, again, CURRENT, KEY).seq >= 1
+
+
+def rebuilt(case, kernels=None):
+    """The same source, whose objects came out with other bytes; `kernels`: with other machine code as well."""
+    builds = tuple(replace(b, object_sha256=sha256_bytes(b"again" + b.problem.key.encode())) for b in case.builds)
+    builds = tuple(replace(b, kernels=kernels) for b in builds) if kernels else builds
+    objects = {b.object_sha256: b"again" + b.problem.key.encode() for b in builds}
+    named = replace(case.evidence.evidence, objects={b.problem.key: b.object_sha256 for b in builds})
+    return replace(case, builds=builds, objects=objects, evidence=sign(named, KEY), against={})
+
+
+def test_the_kernel_in_place_built_again_with_the_same_code_is_no_rival(tmp_path: Path, blobs: Blobs) -> None:
+    case = make_case("same", {1: WIN}, dims=SERVED)
+    target = fill(tmp_path / "set", case)
+    again = rebuilt(case)
+    assert champions(target.path, again.builds, blobs) == ()
+    before = KernelSet(target.path).manifest()
+    assert promote(target, again, CURRENT, KEY).seq == before.seq + 1
+    key = again.builds[0].problem.key
+    assert KernelSet(target.path).manifest().champion(key).objects[key] == again.builds[0].object_sha256
+
+
+def test_the_same_source_with_other_machine_code_is_a_rival(tmp_path: Path, blobs: Blobs) -> None:
+    case = make_case("same", {1: WIN}, dims=SERVED)
+    target = fill(tmp_path / "set", case)
+    other = rebuilt(case, (KernelFacts("k", 32, 0, 0, 128, "e" * 64),))
+    assert len(champions(target.path, other.builds, blobs)) == 1
+    with pytest.raises(Refused, match="another champion"):
+        promote(target, other, CURRENT, KEY)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kgen.promotion.case import Case, Claim, Refused, examine
+from kgen.promotion.champions import same_kernel
 from kgen.promotion.freshness import Current
-from kgen.records import Manifest, Promotion, sha256_bytes
+from kgen.records import BuildRecord, Manifest, Promotion, sha256_bytes
 from kgen.store.documents import json_bytes
 from kgen.store.durable import DURABLE, LOCK_NAME, TEMP_PREFIX, Durable, locked, sweep, sync_folder
 from kgen.store.errors import IntegrityError, storing
@@ -48,7 +49,7 @@ def promote(
             with storing(root):
                 sync_folder(root)  # the promoter may have died before that
             return known
-        _not_superseded(manifest, case, claim)
+        _not_superseded(KernelSet(root), manifest, case, claim)
         promotion, files = _compose(manifest, case, claim)
         after = _with(manifest, promotion)
         if complaint := inconsistency(after):
@@ -96,16 +97,22 @@ def _already(manifest: Manifest, case: Case, claim: Claim) -> Promotion | None:
     return None
 
 
-def _not_superseded(manifest: Manifest, case: Case, claim: Claim) -> None:
+def _not_superseded(kernels: KernelSet, manifest: Manifest, case: Case, claim: Claim) -> None:
+    """What serves now is what the case was measured against, or the case's own kernel under earlier evidence."""
     if case.against is None:
         return
     for key in claim.labels:
         champion = manifest.champion(key)
         now = champion.objects[key] if champion else ""
-        own = claim.builds[key].object_sha256 if key in claim.builds else ""
-        if now not in (case.against.get(key, ""), own):
+        if now != case.against.get(key, "") and not _own(kernels, champion, claim.builds.get(key)):
             what = f"#{champion.seq} serves {key} now" if champion else f"{key} is served by the stock op now"
             raise Refused("promote.superseded", f"measured against another champion: {what}; run perf-sweep again")
+
+
+def _own(kernels: KernelSet, champion: Promotion | None, build: BuildRecord | None) -> bool:
+    if champion is None or build is None or champion.candidate != build.candidate:
+        return False
+    return any(r.problem.key == build.problem.key and same_kernel(r, build) for r in kernels.builds(champion))
 
 
 def _compose(manifest: Manifest, case: Case, claim: Claim) -> tuple[Promotion, dict[str, bytes]]:
