@@ -1,6 +1,7 @@
 """What goes wrong on a device costs one runner, or the device: real runner and probe processes on the stand-in."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,6 +174,25 @@ def test_the_command_shows_quarantine_and_releases(bench: StandIn, capsys: pytes
     assert "no single GPU in quarantine is 'STANDIN-7'; in quarantine: STANDIN-0" in capsys.readouterr().err
     assert kgen("gpu", "release", "STANDIN-0") == 0
     assert capsys.readouterr().out.startswith("released; GPU stand-in STANDIN-0") and not quarantine.listed()
+
+
+def test_doctor_names_each_device_in_quarantine_and_the_way_out(
+    bench: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(name: str) -> list[dict[str, object]]:
+        kgen("doctor", "--json")  # whether the rest of this machine suffices is not asked here
+        return [c for c in json.loads(capsys.readouterr().out)["checks"] if c["name"] == name]
+
+    assert shown("GPU quarantine") == []
+    record = quarantine.place(TWO, "it fell", "x")
+    (check,) = shown("GPU quarantine")
+    assert (check["ok"], check["needed"], check["found"]) == (False, False, str(record))
+    assert str(check["fix"]).endswith("kgen gpu release STANDIN-1")
+    (places.folder() / "STANDIN-1.quarantine").unlink()
+    places.folder().rmdir()
+    Path(os.environ[places.VARIABLE]).write_text("in the way")
+    (check,) = shown("GPU folder")
+    assert not check["ok"] and "is not a folder" in str(check["found"]) and places.VARIABLE in str(check["fix"])
 
 
 def test_a_name_that_fits_two_devices_releases_none(bench: StandIn) -> None:

@@ -61,7 +61,16 @@ def doctor(
         return
     if level or line:
         raise boundary.Usage("--level and --line belong to --sandbox")
-    makers: tuple[Callable[[], list[Check]], ...] = (_sandbox, _compiler, _cc, _runtime, _gpu, _packages, _proposer)
+    makers: tuple[Callable[[], list[Check]], ...] = (
+        _sandbox,
+        _compiler,
+        _cc,
+        _runtime,
+        _gpu,
+        _quarantine,
+        _packages,
+        _proposer,
+    )
     checks = [check for make in makers for check in make()]
     checks += _places(runs, kernels, cache)
     missing = [c for c in checks if c.needed and not c.ok]
@@ -184,6 +193,18 @@ def _gpu() -> list[Check]:
         return [Check("GPU", False, "no CUDA GPU", fix)]
     here = environment()
     return [Check("GPU", True, f"{here.gpu} ({arch}), driver {here.driver}, CUDA {here.cuda}")]
+
+
+def _quarantine() -> list[Check]:
+    """A line for each GPU that is not used until it is released."""
+    from kgen.gates.gpu import places, quarantine
+    from kgen.store.errors import StoreError
+
+    try:
+        sick = quarantine.listed()
+    except StoreError as error:
+        return [Check("GPU folder", False, str(error), f"choose another with {places.VARIABLE}")]
+    return [Check("GPU quarantine", False, str(r), f"when it is well: kgen gpu release {r.device}") for r in sick]
 
 
 def _packages() -> list[Check]:
