@@ -20,8 +20,8 @@ FAR = 10.0  # medians of stock's distance: what only rare rows reach
 # makes most of it, for both sides alike; few sequences, so wider than POOLED.
 DRIFT = 1.5
 GROWTH = 1.35  # that ratio at the last checkpoint over the first: a kernel whose error grows while stock's does not
-# Departures per token from stock, over stock's own in another batch composition. Refused when the lower bound is above:
-# the data then prove a hazard ratio worse than this.
+# Departures per token from float64, over stock's from it; or from stock, over stock's own in another batch composition.
+# Refused when the lower bound is above: the data then prove a hazard ratio worse than this.
 HAZARD = 1.25
 # Tasks: one point, by the one-sided lower bound. The twenty items of a CPU's plan cannot bound it tighter than twelve
 # points: there the rule is only shown at work.

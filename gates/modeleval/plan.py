@@ -1,41 +1,17 @@
 """The plan: which exercises judge these builds, from one table of sizes by device that can be scaled.
 
-Seconds on one H200 of a plan for moe_shared at all its dims and bins. Computed, not measured, from kernels that were
-counted on a CPU (tests/support/modelcost.py, which prints this table): 2.2 us a captured kernel and bytes / 4 TB/s
-(stock brings up to all 896 experts of a layer to bf16), 7 us an eager kernel or view, 10 s to start a process.
+Seconds of each process on one H200 for moe_shared at all its dims and bins, seven processes at a time, 180 s in all
+(`seconds` in the evidence of the promotion made 2026-11-30, where each exercise has its own):
 
-                              steps   stock  candidate  float64
-    slice-tp8 forced            297    17.1       17.1      7.1
-    slice-tp8 filled              8     0.2        0.2      0.2
-    slice-tp8 drift             512     5.7        5.7     12.1
-    slice-tp8 free               67     2.9        1.7
-    slice-tp16 forced           297    17.0       17.0      7.9
-    slice-tp16 filled             8     0.3        0.3      0.2
-    nano forced                 283     6.0        6.0      4.2
-    nano tasks                 2123    14.2       14.2
-    nano long                     9     0.5        0.5
-    nano free                  4099    26.9       21.1
-    nano verify                 824     7.5        7.5
-    nano constrained            286     2.5        2.5
-    nano sampling                64     0.6        0.6
+                   stock  candidate  float64   longest exercises
+    slice-tp8        124        124      140   drift 26, 26, 73; free 19, 19, 18
+    slice-tp16        56         60       42
+    nano             173        171       32   tasks 63, 62; free 68, 57
+    slice-tp8: switched off 49, mutants 26 and 19; judging 6
 
-    stock slice-tp8              38 s alone, GPU busy  16.1
-    candidate slice-tp8          37 s alone, GPU busy  14.9
-    float64 slice-tp8            31 s alone, GPU busy  13.2
-    stock slice-tp16             29 s alone, GPU busy   8.2
-    candidate slice-tp16         29 s alone, GPU busy   8.2
-    float64 slice-tp16           20 s alone, GPU busy   4.1
-    stock nano                   69 s alone, GPU busy  48.7
-    candidate nano               63 s alone, GPU busy  42.9
-    float64 nano                 15 s alone, GPU busy   1.4
-    off slice-tp8                26 s alone, GPU busy   5.2
-    mutant 1 slice-tp8           14 s alone, GPU busy   2.3
-    mutant 2 slice-tp8           14 s alone, GPU busy   2.3
-    together                    168 s of GPU, longest process 69 s
-
-Processes that share a GPU take turns on it: what keeps it busy adds up, what waits for launches does not. What a run
-really took is in its evidence under `seconds`, by process and exercise. `scaled` shrinks or grows what repeats; it
-leaves what a claim needs (contexts, 512 steps of drift, 4,096 tokens, 4,000 items) alone.
+Processes that share a GPU take turns on it: what keeps it busy adds up, and a wait for it lasts as long as the turns of
+all others. `scaled` shrinks or grows what repeats; it leaves what a claim needs (contexts, 512 steps of drift, 4,096
+tokens, 4,000 items) alone.
 
 Everything runs as CUDA graphs; the narrow, middle, wide and drafted forced exercises run eagerly too, which says
 whether a graph is to blame. Prompts are read by the stock ops, as an engine's prefill does; promoted kernels answer.
