@@ -98,7 +98,8 @@ def decay(rg: torch.Tensor, weights: Weights, lower_bound: float) -> torch.Tenso
 def unit(x: torch.Tensor, eps: float) -> torch.Tensor:
     """x over the root of its square sum plus eps, along the last dimension; a zero vector stays zero."""
     size = x.shape[-1]
-    return F.rms_norm(x, (size,), eps=eps / size) * size**-0.5
+    shrunk: float = size**-0.5
+    return F.rms_norm(x, (size,), eps=eps / size) * shrunk
 
 
 def prepare(
