@@ -1,4 +1,7 @@
-"""Results of builds by content: what one candidate came to for one problem, passes and failures alike."""
+"""Results of builds by content: what one candidate came to for one problem, a pass or a failure that lasts.
+
+Which failures last is said in builder/outcome.py; the compile gate hands in no others.
+"""
 
 import functools
 from collections.abc import Mapping

@@ -5,8 +5,9 @@
         report.result       # GateResult: compile.pass, or the first failure in the order of the problems
         report.artefacts    # one per problem, on a pass
 
-Everything is cached by content, failures included (but not timeouts: they depend on the machine's load). Not covered:
-whether the numbers are right, and whether the PTX text belongs to the cubin (only the cubin is ever loaded).
+Passes are cached by content, and so are failures that last (builder/outcome.py says which). One that the machine may
+have caused is tried once more at once, unless its time was up. Not covered: whether the numbers are right, and whether
+the PTX text belongs to the cubin (only the cubin is ever loaded).
 """
 
 import os
@@ -28,7 +29,7 @@ from kgen.gates.audit.cubin import Cubin
 from kgen.gates.audit.object import AuditError
 from kgen.gates.audit.recorder import Argument, Recorder, RecorderError
 from kgen.gates.buildcache import BuildCache, Key, Outcome, passed
-from kgen.gates.builder.outcome import BuilderError, BuildFailure, Built
+from kgen.gates.builder.outcome import RAN, BuilderError, BuildFailure, Built
 from kgen.gates.builder.pool import Builder
 from kgen.gates.builder.protocol import FUNCTION
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
@@ -194,15 +195,18 @@ class CompileGate:
     def _build(self, candidate: Candidate, problem: Problem, defect: str, key: Key) -> Outcome:
         with self._lock:
             self.built += 1
-        built = self.builder.build(candidate.source, signature(self.op, problem), defect)
+        asked = candidate.source, signature(self.op, problem), defect
+        built = self.builder.build(*asked)
+        if isinstance(built, BuildFailure) and not built.lasts and built.code != "compile.timeout":
+            built = self.builder.build(*asked)
         if isinstance(built, Built):
             try:
                 record, cubin = self._audit(candidate, problem, defect, built)
                 return passed(self._cache.keep(key, record, built.object, built.ptx, cubin.data))
             except AuditError as error:
-                built = BuildFailure(error.code, str(error), built.seconds)
+                built = BuildFailure(error.code, str(error), built.seconds, lasts=error.code not in RAN)
         outcome = Outcome(Status.FAIL, built.code, built.message, built.seconds)
-        if not built.load_dependent:
+        if built.lasts:
             self._cache.fail(key, outcome)
         return outcome
 

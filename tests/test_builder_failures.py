@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kgen.gates.builder.outcome import clean
+from kgen.gates.builder.outcome import BuildFailure, Built, clean
 from kgen.gates.builder.pool import Builder
+from kgen.gates.builder.protocol import Signature
 from kgen.gates.compile import CompileGate, CompileReport
 from kgen.gates.sandbox import Limits
 from kgen.ops import REGISTRY
@@ -134,6 +135,47 @@ def test_failures_are_remembered_but_nothing_is_built_twice(gate: CompileGate) -
     assert (second.result.code, second.result.message) == (first.result.code, first.result.message)
     assert gate.built == built
     assert second.result.evidence["cached"] == 1
+
+
+class Recovering(Builder):
+    """A real builder on a machine that holds no file of more than 1000 bytes during the first `bad` builds."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__()
+        self.bad, self.asked = bad, 0
+
+    def build(self, source: str, signature: Signature, defect: str = "") -> Built | BuildFailure:
+        self.asked += 1
+        self._limits = Limits(file_bytes=1000) if self.asked <= self.bad else Limits()
+        return super().build(source, signature, defect)
+
+
+def test_what_the_machine_could_not_do_is_tried_again_and_never_remembered(tmp_path: Path) -> None:
+    with Recovering(bad=2) as builder, CompileGate(OP, tmp_path, builder) as made:
+        first = run(made, SOURCE).result
+        assert (first.status, first.code) == (Status.FAIL, "compile.dsl") and "File too large" in first.message
+        assert (builder.asked, made.built, made.cached) == (2, 1, 0)
+        second = run(made, SOURCE).result
+        assert (second.code, made.cached) == ("compile.pass", 0), second.message
+        assert builder.asked == 3
+
+
+def test_a_machine_that_has_recovered_at_once_is_not_noticed(tmp_path: Path) -> None:
+    with Recovering(bad=1) as builder, CompileGate(OP, tmp_path, builder) as made:
+        assert run(made, SOURCE).result.code == "compile.pass"
+        assert (builder.asked, made.built) == (2, 1)
+
+
+def test_a_failure_that_lasts_is_built_once_and_a_dead_compiler_is_built_again(tmp_path: Path) -> None:
+    asked = {}
+    with Recovering(bad=0) as builder, CompileGate(OP, tmp_path, builder) as made:
+        for name in ("dtype", "spill", "native abort"):
+            old, new, code, _ = BROKEN[name]
+            before = builder.asked
+            reports = [run(made, SOURCE.replace(old, new)).result for _ in range(2)]
+            assert [r.code for r in reports] == [code, code]
+            asked[name] = builder.asked - before
+    assert asked == {"dtype": 1, "spill": 1, "native abort": 4}
 
 
 def test_messages_are_cut_in_the_middle() -> None:

@@ -1,5 +1,6 @@
 """The warm server: parallel jobs, restarts, determinism, and what the judge reads from a job folder."""
 
+import json
 import os
 import signal
 import subprocess
@@ -96,6 +97,59 @@ def test_a_broken_result_is_the_candidates_failure(tmp_path: Path, text: str) ->
     got = collect(tmp_path, _end(), Limits())
     assert isinstance(got, BuildFailure)
     assert got.code == "compile.output"
+
+
+SAID = [  # what an ended job says: code, message, whether every other build would end so
+    ("compile.dsl", "NameError: name 'x' is not defined", True),
+    ("compile.ptxas", "PTX assembly failed: Unknown symbol 'bogus'", True),
+    ("compile.recursion", "RecursionError: maximum recursion depth exceeded", True),
+    ("compile.dsl", "PermissionError: [Errno 13] Permission denied: 'tmp/x'", False),
+    ("compile.dsl", "OSError: [Errno 28] No space left on device", False),
+    ("compile.build", "BlockingIOError: [Errno 11] Resource temporarily unavailable", False),
+    ("compile.name", "ImportError: libx.so: failed to map segment from shared object", False),
+    ("compile.nvvm", "LLVM ERROR: pthread_create failed: Resource temporarily unavailable", False),
+    ("compile.ptxas", "PTX assembly failed: ptxas fatal : Memory allocation failure", False),
+    ("compile.memory", "the job's memory is used up", False),
+]
+
+
+@pytest.mark.parametrize(("code", "message", "lasts"), SAID)
+@pytest.mark.parametrize("printed", [False, True], ids=["raised", "printed beside it"])
+def test_a_failure_lasts_when_its_words_name_no_resource(
+    tmp_path: Path, code: str, message: str, lasts: bool, printed: bool
+) -> None:
+    (tmp_path / RESULT).write_text(json.dumps({"ok": False, "code": code, "message": "no" if printed else message}))
+    got = collect(tmp_path, _end(returncode=1, output=message if printed else ""), Limits())
+    assert isinstance(got, BuildFailure)
+    assert (got.code, got.lasts) == (code, lasts)
+    assert message in got.message
+
+
+ENDED = {  # how a job did not end by itself -> code
+    "compile.timeout": {"returncode": -9, "timed_out": True},
+    "compile.output": {"returncode": -9, "flooded": True},
+    "compile.crash.SIGABRT": {"returncode": -6, "output": "LLVM ERROR: pthread_create failed"},
+    "compile.crash.SIGSEGV": {"returncode": -11},
+    "compile.crash.SIGKILL": {"returncode": -9},
+    "compile.memory": {"returncode": -6, "output": "terminate called after throwing 'std::bad_alloc'"},
+}
+
+
+@pytest.mark.parametrize("code", ENDED)
+def test_what_did_not_end_by_itself_does_not_last(tmp_path: Path, code: str) -> None:
+    (tmp_path / RESULT).write_text('{"ok": false, "code": "compile.dsl", "message": "left by the candidate"}')
+    got = collect(tmp_path, _end(**ENDED[code]), Limits())
+    assert isinstance(got, BuildFailure)
+    assert (got.code, got.lasts) == (code, False)
+
+
+def test_time_of_the_cpu_and_a_missing_result_do_not_last(tmp_path: Path) -> None:
+    ends = [_end(returncode=-24), _end(returncode=70, output="job: OSError: [Errno 28] No space left on device")]
+    got = [collect(tmp_path, end, Limits()) for end in ends]
+    assert [(f.code, f.lasts) for f in got if isinstance(f, BuildFailure)] == [
+        ("compile.timeout", False),
+        ("compile.output", False),
+    ]
 
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:

@@ -1,6 +1,19 @@
 """What a finished job means: files to audit, a failure of the candidate, or an error of ours.
 
 Everything in a job folder is untrusted: only regular files are read, following no link, up to a cap.
+
+A failure *lasts* when every build of the source would end in it, on any machine. Only such a failure is remembered:
+
+| what failed                                                                             | lasts |
+|-----------------------------------------------------------------------------------------|-------|
+| the job ended by itself and says what is wrong with the source                          | yes   |
+| the same, in words that name a resource of the machine (MACHINE below), or memory       | no    |
+| killed for its time, its CPU time or its output; died of a signal; left no usable result | no    |
+| the audit reads something in the object                                                 | yes   |
+| the audit's linker or recorder ended badly on the object (RAN below)                    | no    |
+
+What fails outside a job (its fence, its folder, the server, the recorder itself) is no failure of a candidate at all.
+Not covered: words of a resource that MACHINE does not know.
 """
 
 import json
@@ -19,6 +32,14 @@ MESSAGE_CAP = 8000  # characters of a compiler message kept for feedback; measur
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 CODE = re.compile(r"compile(\.\w{1,40}){1,3}")
 DTYPE = re.compile(r"\w{1,20}")
+MACHINE = re.compile(  # words of Python, of the C library and of the compiler
+    r"\[Errno \d+\]|\b(OS|IO|BlockingIO|Permission|Memory|Timeout)Error\b|bad_alloc|out of memory|pthread_create"
+    r"|cannot allocate memory|memory allocation fail|resource temporarily unavailable|no space left on device"
+    r"|disk quota exceeded|file too large|too many open files|read-only file system|input/output error"
+    r"|permission denied|cannot open shared object|failed to map segment",
+    re.IGNORECASE,
+)
+RAN = ("audit.link", "audit.launcher")  # found by running something, which may end for reasons of the machine's
 
 
 class BuilderError(RuntimeError):
@@ -39,12 +60,12 @@ class Built:
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """The candidate's fault. `load_dependent`: another machine or moment might not fail; not worth remembering."""
+    """The candidate's fault, as far as one build can tell. `lasts`: every other build would tell the same."""
 
     code: str
     message: str
     seconds: float
-    load_dependent: bool = False
+    lasts: bool = False
 
 
 def clean(text: str, cap: int = MESSAGE_CAP) -> str:
@@ -66,7 +87,9 @@ def collect(folder: Path, end: JobEnd, limits: Limits) -> Built | BuildFailure:
     try:
         result = json.loads(read_regular(folder, RESULT).decode("utf-8"))
         if not result["ok"]:
-            return BuildFailure(_code(result["code"]), clean(_with_output(str(result["message"]), end)), end.seconds)
+            code, message = _code(result["code"]), _with_output(str(result["message"]), end)
+            lasts = code != "compile.memory" and not MACHINE.search(message)
+            return BuildFailure(code, clean(message), end.seconds, lasts)
         return Built(
             object=read_regular(folder, OBJECT),
             ptx=read_regular(folder, PTX).decode("utf-8"),
@@ -112,7 +135,7 @@ def _killed(end: JobEnd, limits: Limits) -> BuildFailure | None:
         )
     if end.timed_out:
         message = f"killed after {end.seconds:.0f} s\n{said}"
-        return BuildFailure("compile.timeout", message.strip(), end.seconds, load_dependent=True)
+        return BuildFailure("compile.timeout", message.strip(), end.seconds)
     if end.returncode >= 0:
         return None
     name = _signal(-end.returncode)
@@ -122,8 +145,7 @@ def _killed(end: JobEnd, limits: Limits) -> BuildFailure | None:
     if "bad_alloc" in said or "out of memory" in said.lower():
         return BuildFailure("compile.memory", said, end.seconds)
     message = f"the compiler died with {name}\n{said}".strip()
-    # a kill that we did not send may be the machine's, short of memory
-    return BuildFailure(f"compile.crash.{name}", message, end.seconds, load_dependent=name == "SIGKILL")
+    return BuildFailure(f"compile.crash.{name}", message, end.seconds)
 
 
 def _with_output(message: str, end: JobEnd) -> str:
