@@ -104,15 +104,17 @@ def _not_superseded(kernels: KernelSet, manifest: Manifest, case: Case, claim: C
     for key in claim.labels:
         champion = manifest.champion(key)
         now = champion.objects[key] if champion else ""
-        if now != case.against.get(key, "") and not _own(kernels, champion, claim.builds.get(key)):
+        if now != case.against.get(key, "") and not _own(kernels, champion, claim.builds[key]):
             what = f"#{champion.seq} serves {key} now" if champion else f"{key} is served by the stock op now"
             raise Refused("promote.superseded", f"measured against another champion: {what}; run perf-sweep again")
 
 
-def _own(kernels: KernelSet, champion: Promotion | None, build: BuildRecord | None) -> bool:
-    if champion is None or build is None or champion.candidate != build.candidate:
+def _own(kernels: KernelSet, champion: Promotion | None, build: BuildRecord) -> bool:
+    """Whether what serves there is this very kernel, built at another time."""
+    if champion is None:
         return False
-    return any(r.problem.key == build.problem.key and same_kernel(r, build) for r in kernels.builds(champion))
+    serving = {record.problem.key: record for record in kernels.builds(champion)}
+    return same_kernel(serving[build.problem.key], build)
 
 
 def _compose(manifest: Manifest, case: Case, claim: Claim) -> tuple[Promotion, dict[str, bytes]]:
