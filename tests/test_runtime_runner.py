@@ -1,5 +1,6 @@
 """Runner processes: isolation, watching, and what the judge reads back."""
 
+import json
 import os
 import signal
 import subprocess
@@ -110,6 +111,119 @@ def test_a_truncated_tensor_is_an_error(tmp_path: Path) -> None:
 def test_records_survive_a_death_in_the_middle_of_a_line(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text('{"a": 1}\n{"a": 2}\n{"a"')
     assert host._records(tmp_path / "records.jsonl") == ({"a": 1}, {"a": 2})
+
+
+def left(folder: Path, files: dict[str, bytes], code: int = 0, limit: str = "") -> host.Outcome:
+    """What the judge makes of a job folder with these files beside those of a run that was well."""
+    out = Out(folder)
+    ref = out.tensor(torch.ones(8))
+    out.at("after family normal step 0")
+    out.record({"id": 0, "outputs": [{"tensors": {"y": ref}}]})
+    out.finish({"done": True})
+    (folder / "log").write_text("")
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return host._read(folder, code, limit, 1.0)
+
+
+GOOD_REF = {"offset": 0, "nbytes": 32, "dtype": "float32", "shape": [8]}
+UNREADABLE = {  # file -> what it holds, and a word of the one line
+    "records: no JSON": ("records.jsonl", b'{"id": 0}\n{"id"\n{"id": 2}\n', "line 2 of records.jsonl"),
+    "records: no object": ("records.jsonl", b"[1]\n", "list where an object belongs"),
+    "records: an empty line": ("records.jsonl", b'{"id": 0}\n\n', "line 2"),
+    "records: nested without end": ("records.jsonl", b"[" * 100_000 + b"]" * 100_000 + b"\n", "line 1"),
+    "records: no UTF-8": ("records.jsonl", b'{"a": "\xff"}\n', "UTF-8"),
+    "records: half a character": ("records.jsonl", b'{"a": "\\ud800"}\n', "Unicode"),
+    "records: no number": ("records.jsonl", b'{"a": NaN}\n', "NaN"),
+    "records: an endless number": ("records.jsonl", b'{"a": ' + b"9" * 5000 + b"}\n", "line 1"),
+    "result: no JSON": ("result.json", b'{"done": tru', "JSONDecodeError"),
+    "result: no object": ("result.json", b"3", "int where an object belongs"),
+    "result: nested without end": ("result.json", b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "cannot be read"),
+    "tensors: cut": ("tensors.bin", b"\0" * 31, "tensors.bin holds 31 bytes"),
+    "tensors: none": ("tensors.bin", b"", "tensors.bin holds 0 bytes"),
+}
+REFS = {  # a reference to what is no tensor of the file
+    "beyond the file": {"offset": 4},
+    "before the file": {"offset": -4},
+    "unknown dtype": {"dtype": "float31"},
+    "no dtype": {"dtype": "nn"},
+    "dtype of no name": {"dtype": 7},
+    "other shape": {"shape": [9]},
+    "no shape": {"shape": 8},
+    "negative sizes": {"shape": [-2, -4]},
+    "half a number": {"nbytes": 32.0},
+    "too many bytes": {"nbytes": 1 << 60, "shape": [1 << 58]},
+}
+
+
+def test_a_whole_answer_is_read_and_its_tensors_are_there(tmp_path: Path) -> None:
+    outcome = left(tmp_path, {})
+    assert (outcome.status, outcome.message, len(outcome.records)) == ("done", "", 1)
+    assert torch.equal(outcome.tensor(outcome.records[0]["outputs"][0]["tensors"]["y"]), torch.ones(8))
+
+
+@pytest.mark.parametrize(("code", "limit"), [(0, ""), (-11, ""), (-9, "no progress for 8 s")])
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_an_answer_that_cannot_be_read_is_our_error_in_one_line(
+    tmp_path: Path, case: str, code: int, limit: str
+) -> None:
+    name, data, word = UNREADABLE[case]
+    outcome = left(tmp_path, {name: data}, code, limit)
+    assert (outcome.status, outcome.records, outcome.result) == ("error", (), {})
+    assert outcome.message.startswith("the runner left an answer that cannot be read: ") and word in outcome.message
+    assert outcome.message.isprintable() and len(outcome.message) < 1200
+    assert outcome.died is bool(code)
+
+
+@pytest.mark.parametrize("case", REFS)
+def test_a_reference_to_no_tensor_of_the_file_is_found_before_it_is_followed(tmp_path: Path, case: str) -> None:
+    line = json.dumps({"id": 0, "states": [[{"y": {**GOOD_REF, **REFS[case]}}]]}).encode() + b"\n"
+    outcome = left(tmp_path, {"records.jsonl": line})
+    assert outcome.status == "error" and "cannot be read" in outcome.message
+    good = json.dumps({"id": 0, "states": [[{"y": GOOD_REF}]]}).encode() + b"\n"
+    (tmp_path / "records.jsonl").write_bytes(good)
+    assert host._read(tmp_path, 0, "", 1.0).status == "done"
+
+
+@pytest.mark.parametrize("data", [b"", b'{"where": "fam', b"[]", b"\xff", b'{"where": ' + b"[" * 100_000])
+def test_a_place_that_was_cut_by_a_death_blames_nobody(tmp_path: Path, data: bytes) -> None:
+    outcome = left(tmp_path, {"at": data, "result.json": b"{}"}, code=-9)
+    assert (outcome.status, outcome.where) == ("error", "start")
+
+
+@pytest.mark.parametrize(("code", "word"), [(-11, "signal SIGSEGV"), (-40, "signal 40"), (3, "exit code 3")])
+def test_any_end_of_a_runner_has_a_name(tmp_path: Path, code: int, word: str) -> None:
+    at = json.dumps({"where": "family\nnormal", "candidate": True}).encode()
+    outcome = left(tmp_path, {"at": at, "result.json": b"{}"}, code)
+    assert (outcome.status, outcome.message) == ("crashed", f"the runner ended with {word}, last at: family normal")
+
+
+@pytest.mark.parametrize("word", ["fault", "error"])
+def test_what_a_runner_says_is_one_line_of_some_length(tmp_path: Path, word: str) -> None:
+    said = json.dumps({word: "first\nsecond\x1b[31m" + "x" * 9000}).encode()
+    outcome = left(tmp_path, {"result.json": said})
+    assert outcome.status == word and outcome.message.startswith("first second")
+    assert outcome.message.isprintable() and len(outcome.message) < 2100
+
+
+DIES = """
+import os, sys, torch
+from pathlib import Path
+from kgen.gates.runner.out import Out
+
+out = Out(Path(sys.argv[1]))
+out.record({"y": out.tensor(torch.ones(8))})
+out.at("step 1", candidate=True)
+os.kill(os.getpid(), 11)
+"""
+
+
+def test_a_record_outlives_a_death_together_with_its_tensors(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", DIES, str(tmp_path)], check=False)
+    outcome = host._read(tmp_path, done.returncode, "", 1.0)
+    assert (outcome.status, len(outcome.records)) == ("crashed", 1), outcome.message
+    assert torch.equal(outcome.tensor(outcome.records[0]["y"]), torch.ones(8))
 
 
 def test_only_what_the_candidate_does_is_blamed_on_it(tmp_path: Path) -> None:

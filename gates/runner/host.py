@@ -4,8 +4,9 @@
 
 Statuses: `done`; `fault` (the candidate's call raised, e.g. an illegal address); `crashed` (the process died while the
 candidate ran); `hung` (no progress within `stall` seconds, or `deadline` passed, while the candidate ran); `error`
-(anything that is not the candidate's doing). The job folder is private, in memory where there is room, and is deleted
-when the block ends. The child gets an isolated interpreter, none of the caller's secrets, and dies with its parent.
+(anything that is not the candidate's doing, and whatever left an answer that cannot be read). The job folder is
+private, in memory where there is room, and is deleted when the block ends. The child gets an isolated interpreter, none
+of the caller's secrets, and dies with its parent.
 
 A job on a GPU holds its lease while the block lasts. Where the process died, was ended, or an error of CUDA is
 reported, a fresh process looks after the device (gpu/health.py) before anybody goes on: a device that is not well goes
@@ -14,6 +15,7 @@ into quarantine, and DeviceLost is raised instead of an outcome, which would bla
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -30,9 +32,12 @@ import torch
 from kgen.gates.gpu import health
 from kgen.gates.gpu.lease import GRACE_SECONDS, Held, leased
 from kgen.gates.runner.child import child_environment, command, end
+from kgen.records import RecordError, one_line, strict_json
 
 LOG_CAP = 20_000  # characters of the child's own words that are kept
+MESSAGE_CAP = 2000  # characters of what a runner says went wrong; it says 600 itself
 POLL_SECONDS = 0.02
+REFERENCE = {"offset", "nbytes", "dtype", "shape"}  # what out.py writes for a tensor
 CUDA_SAYS = "cuda"  # in the text of a fault that may have touched the device
 
 
@@ -167,36 +172,96 @@ def _watch(process: "subprocess.Popen[bytes]", folder: Path, started: float, dea
     return ""
 
 
+def _object(data: bytes) -> dict[str, Any]:
+    """One JSON object. Raises RecordError."""
+    value = strict_json(data)
+    if not isinstance(value, dict):
+        raise RecordError(f"{type(value).__name__} where an object belongs")
+    return value
+
+
 def _json(path: Path) -> dict[str, Any]:
+    """Empty for a file that is not there, or was cut by a death in the middle of writing it."""
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return _object(path.read_bytes())
+    except (OSError, RecordError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _records(path: Path) -> tuple[dict[str, Any], ...]:
+    """Raises RecordError."""
     if not path.exists():
         return ()
-    lines = path.read_text().split("\n")[:-1]  # the last piece is empty, or cut by a death in the middle of a line
-    return tuple(json.loads(line) for line in lines)
+    lines = path.read_bytes().split(b"\n")[:-1]  # the last piece is empty, or cut by a death in the middle of a line
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_object(line))
+        except RecordError as error:
+            raise RecordError(f"line {number} of {path.name}: {error}") from None
+    return tuple(records)
+
+
+def _answer(folder: Path) -> tuple[dict[str, Any], tuple[dict[str, Any], ...], str]:
+    """Result and records, or nothing of them and why they cannot be read. A result is whole or not there at all."""
+    path, tensors = folder / "result.json", folder / "tensors.bin"
+    try:
+        result = _object(path.read_bytes()) if path.exists() else {}
+        records = _records(folder / "records.jsonl")
+        held = tensors.stat().st_size if tensors.exists() else 0
+        for ref in _references(records):
+            _check(ref, held)
+    except (OSError, RecordError) as error:
+        return {}, (), f"the runner left an answer that cannot be read: {one_line(str(error))}"
+    return result, records, ""
+
+
+def _references(records: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Every reference to a tensor, however deep it lies."""
+    level = list(records)
+    while level:
+        objects = [value for value in level if isinstance(value, dict)]
+        yield from (value for value in objects if value.keys() >= REFERENCE)
+        lists = [value for value in level if isinstance(value, list)]
+        level = [value for values in (*lists, *(o.values() for o in objects)) for value in values]
+
+
+def _check(ref: Mapping[str, Any], held: int) -> None:
+    """Raises RecordError for a reference to what is no tensor within the `held` bytes of tensors.bin."""
+    dtype, shape, offset, nbytes = (ref[name] for name in ("dtype", "shape", "offset", "nbytes"))
+    kind = vars(torch).get(dtype) if isinstance(dtype, str) else None
+    sizes = [*shape, offset, nbytes] if isinstance(shape, list) else [None]
+    if not isinstance(kind, torch.dtype) or not all(type(n) is int and 0 <= n < 1 << 48 for n in sizes):
+        raise RecordError("a reference to a tensor of no known dtype and sizes")
+    if nbytes != math.prod(shape) * kind.itemsize or offset + nbytes > held:
+        raise RecordError(f"{nbytes} bytes at {offset} for {dtype}{shape}, and tensors.bin holds {held} bytes")
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal: most of them have no name
+        return f"signal {-code}"
 
 
 def _read(folder: Path, code: int, limit: str, seconds: float) -> Outcome:
-    at, result = _json(folder / "at"), _json(folder / "result.json")
+    at = _json(folder / "at")
+    result, records, unreadable = _answer(folder)
     log = (folder / "log").read_text(errors="replace")[-LOG_CAP:]
-    where, candidate = str(at.get("where", "start")), bool(at.get("candidate", False))
-    if limit:
+    where, candidate = one_line(str(at.get("where", "start"))), bool(at.get("candidate", False))
+    if unreadable:
+        status, message = "error", f"{unreadable}; last at: {where}"
+    elif limit:
         status, message = ("hung" if candidate else "error"), f"{limit}, last at: {where}"
     elif "fault" in result:
-        status, message = "fault", str(result["fault"])
+        status, message = "fault", one_line(str(result["fault"]), MESSAGE_CAP)
     elif "error" in result:
-        status, message = "error", str(result["error"])
+        status, message = "error", one_line(str(result["error"]), MESSAGE_CAP)
     elif result and code == 0:
         status, message = "done", ""
     else:
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = _ended(code)
         status, message = ("crashed" if candidate else "error"), f"the runner ended with {how}, last at: {where}"
-    return Outcome(
-        status, message, where, folder, _records(folder / "records.jsonl"), result, seconds, log, bool(limit or code)
-    )
+    return Outcome(status, message, where, folder, records, result, seconds, log, bool(limit or code))
