@@ -31,7 +31,15 @@ SECONDS = 60  # of CPU time
 SEED = 1
 BUSY = 20  # how many times longer a busy machine may take
 PACKAGES = ("atheris", "hypothesis", "numpy", "openai", "llguidance", "torch")
-SOURCES = ("pipeline/records", "pipeline/store", "pipeline/proposers", "gates/audit", "gates/builder", "gates/ptx")
+SOURCES = (
+    "pipeline/records",
+    "pipeline/store",
+    "pipeline/proposers",
+    "gates/audit",
+    "gates/builder",
+    "gates/ptx",
+    "gates/runner",
+)
 
 
 def fuzz(name: str, seconds: int, found: Path) -> dict[str, Any]:

@@ -26,7 +26,14 @@ ADDRESS_SPACE = 8 << 30  # bytes: a bomb ends as MemoryError, and not as the mac
 NATIVE = 0.4  # share of changes that are Atheris's own
 GUIDING = (  # modules whose functions get counters: the parsers, and not what computes behind them
     *("kgen.records.", "kgen.store.", "kgen.proposers.", "kgen.gates.audit.", "kgen.gates.builder."),
-    *("kgen.gates.ingest", "kgen.gates.kit_results", "kgen.gates.screen", "kgen.gates.ptx.", "kgen.model.generation."),
+    *(
+        "kgen.gates.ingest",
+        "kgen.gates.kit_results",
+        "kgen.gates.screen",
+        "kgen.gates.runner",
+        "kgen.gates.ptx.",
+        "kgen.model.generation.",
+    ),
     *("kgen.model.nano.safetensors_file", "kgen.model.decoder.weights"),
 )
 
