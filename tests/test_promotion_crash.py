@@ -43,6 +43,7 @@ def count_steps(tmp_path: Path) -> int:
     return len(steps)
 
 
+@pytest.mark.deep  # the cases of faults/durability/ kill at every change, and let promoters compete
 def test_random_sigkills_of_two_rival_promoters_never_break_the_set(tmp_path: Path) -> None:
     target = fill(tmp_path / "set", make_case("first", {1: WIN}))
     rivals = {name: start(target, "loop", name) for name in ("a", "b")}
