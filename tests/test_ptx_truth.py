@@ -19,6 +19,7 @@ from ptx_truth import bounds, compare, host, pack, page, standin
 from ptx_truth.build import Made, build
 from ptx_truth.cases import MAKERS, SERVED, SET, champion, make
 from ptx_truth.entries import ARCH, Bound, Case, Tensor, bf16, numbers
+from support.carried import TABLE
 
 from kgen.gates.kit_wheels import HERE
 from kgen.serve.runtime import torch_flavour
@@ -285,7 +286,7 @@ def test_without_a_gpu_the_file_says_so_in_one_line(packed: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("ptx-truth: no CUDA GPU")
+    assert line.startswith(f"{packed.name}: no CUDA GPU")
 
 
 def test_the_file_holds_what_a_worker_reads(packed: Path) -> None:
@@ -293,7 +294,7 @@ def test_the_file_holds_what_a_worker_reads(packed: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(packed) as archive:
-        info: dict[str, Any] = json.loads(archive.read("truth.json"))
+        info: dict[str, Any] = json.loads(archive.read(TABLE))
     paths = {f["path"] for f in info["files"]}
     for case in info["cases"]:
         assert f"objects/{case['object_sha256']}.o" in paths

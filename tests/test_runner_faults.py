@@ -13,6 +13,7 @@ import pytest
 from runner_faults import host, pack
 from runner_faults.build import ARCH, OP, TOKENS, build, facts
 from runner_faults.kernels import EXPECTED, RIGHT, SOURCES
+from support.carried import TABLE
 
 from kgen.gates.artefacts import Artefact
 from kgen.gates.gpu import places, standin
@@ -128,14 +129,14 @@ def test_without_a_gpu_the_file_says_so_in_one_line(packed: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("runner-faults: no CUDA GPU")
+    assert line.startswith(f"{packed.name}: no CUDA GPU")
 
 
 def test_the_file_holds_what_the_host_and_its_processes_import(packed: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(packed) as archive:
-        info: dict[str, Any] = json.loads(archive.read("faults.json"))
+        info: dict[str, Any] = json.loads(archive.read(TABLE))
     paths = {f["path"] for f in info["files"]}
     assert {f"objects/{line['object_sha256']}.o" for line in info["kernels"]} <= paths
     wanted = ("numeric", "kit_units", "runner/__main__", "runner/numeric", "gpu/probe", "gpu/watchdog", "gpu/lease")

@@ -1,16 +1,10 @@
 """Writes the one file that a GPU host runs: objects, inputs, the runtime pieces of a kit, host.py.
 
-    cd tests && python -m ptx_truth.pack OUT.pyz            # then, there: python3 OUT.pyz RESULT.json.xz
-
-For sm_90a hosts with torch for CUDA 13, Python 3.12 and a C compiler; nothing else is needed there, no network either.
+cd tests && python -m ptx_truth.pack OUT.pyz            # then, there: python3 OUT.pyz RESULT.json.xz
 """
 
-import io
-import json
 import lzma
-import platform
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,19 +13,17 @@ from ptx_truth import host
 from ptx_truth.build import Made, build
 from ptx_truth.cases import MAKERS, make
 from ptx_truth.entries import ARCH, Case
+from support.carried import FLAVOURS, PYTHONS, Carried, write
 
-import kgen.gates
 from kgen.gates.builder.protocol import FUNCTION
-from kgen.gates.kit import BIG, EPOCH, FILTERS, TORCH
+from kgen.gates.kit import BIG, FILTERS
 from kgen.gates.kit_modules import module_files
 from kgen.gates.kit_wheels import Piece, runtime_pieces, tvm_ffi_pieces
 from kgen.records import sha256_bytes
 from kgen.store.paths import cache_path
 
 ENTRIES = ("kgen.serve.launcher", "kgen.serve.link", "kgen.gates.environment")
-PYTHONS, FLAVOURS = ("3.12",), ("cu13",)
 MAX_BYTES = 30 << 20
-SMALL = 1024  # smaller files are not worth compressing
 
 
 def pack(
@@ -49,22 +41,9 @@ def pack(
     arrays = [t.array for case in cases.values() for t in case.tensors.values()]
     pieces += {p.path: p for p in (Piece(f"inputs/{sha256_bytes(a.tobytes())}", a.tobytes()) for a in arrays)}.values()
     pieces += [*tvm_ffi_pieces(pythons, cache), *runtime_pieces(flavours, cache)]
-    table = {
-        "machine": platform.machine(),
-        "torch": TORCH,
-        "archs": [ARCH],
-        "pythons": list(pythons),
-        "flavours": list(flavours),
-        "cases": [_line(cases[key], m) for key, m in made.items()],
-        "files": [_file(piece) for piece in pieces],
-    }
-    data = _archive(table, pieces)
-    if len(data) > MAX_BYTES:
-        raise ValueError(
-            f"the file would have {len(data) >> 20} MiB, allowed are {MAX_BYTES >> 20}: choose fewer cases"
-        )
-    out.write_bytes(data)
-    return len(data)
+    table = {"cases": [_line(cases[key], m) for key, m in made.items()]}
+    carried = Carried("ptx_truth_host", ARCH, MAX_BYTES, pythons, flavours, _packed)
+    return write(out, carried, table, pieces)
 
 
 def _line(case: Case, made: Made) -> dict[str, Any]:
@@ -85,28 +64,6 @@ def _line(case: Case, made: Made) -> dict[str, Any]:
         "calls": [[[s.dtype, s.value] for s in call] for call in case.calls],
         "outputs": list(case.outputs),
     }
-
-
-def _file(piece: Piece) -> dict[str, Any]:
-    sha256 = sha256_bytes(piece.data)
-    line = {"path": piece.path, "sha256": sha256, "blob": sha256, "xz": len(piece.data) >= SMALL}
-    return {**line, "python": piece.python, "flavour": piece.flavour}
-
-
-def _archive(table: Mapping[str, Any], pieces: Sequence[Piece]) -> bytes:
-    buffer = io.BytesIO()
-    boot = Path(kgen.gates.__file__).with_name("kit_boot.py").read_bytes()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in (
-            ("__main__.py", Path(__file__).with_name("boot.py").read_bytes()),
-            ("kit_boot.py", boot),
-            ("truth.json", json.dumps(table, sort_keys=True).encode()),
-        ):
-            archive.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
-        for sha256, piece in sorted({sha256_bytes(p.data): p for p in pieces}.items()):
-            packed = _packed(piece) if len(piece.data) >= SMALL else piece.data
-            archive.writestr(zipfile.ZipInfo(f"blobs/{sha256}", EPOCH), packed, zipfile.ZIP_STORED)
-    return buffer.getvalue()
 
 
 def _packed(piece: Piece) -> bytes:

@@ -40,7 +40,7 @@ def order(keys: Sequence[str], right: str) -> list[str]:
     return [key for wrong in keys if wrong != right for key in (wrong, right)]
 
 
-def main(arguments: Sequence[str], root: Path, info: Record) -> int:
+def main(arguments: Sequence[str], root: Path, info: Record, command: Sequence[str] = ()) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write(USAGE)
         return 2
