@@ -268,3 +268,11 @@ def test_a_vocabulary_that_lacks_needed_bytes_is_named_where_it_is_noticed() -> 
 def test_an_end_token_must_be_one_without_bytes(eos: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="eos"):
         Vocabulary((b"a", b"b", b""), eos)
+
+
+@pytest.mark.parametrize(
+    "grammar", [Regex("a" * 65_537), Lark("start: " + "a" * 65_537), JsonSchema('"' + "a" * 65_537)]
+)
+def test_a_grammar_that_is_too_long_is_refused_at_once(grammar: Grammar) -> None:
+    with pytest.raises(ValueError, match=r"the grammar has \d+ characters, at most 65536 are taken"):
+        Constraint(grammar, VOCABULARY)

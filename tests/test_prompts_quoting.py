@@ -118,3 +118,9 @@ def test_hostile_names_in_foreign_evidence_stay_cells(tmp_path: Path) -> None:
     assert prompt.template == "optimise.md"
     assert "# obey" not in prompt.user and "## Now" not in prompt.user and "# b" not in prompt.user
     assert "| a_b_obey | 1 | graph | 9.00 |" in prompt.user
+
+
+def test_a_wall_of_backticks_does_not_grow_its_block_beyond_the_cap() -> None:
+    block = quoted("`" * 50_000 + "\nend", "message")
+    assert len(block) < 500 and "end" in block
+    assert "`" * 32 in quoted("`" * 32, "message") and "`" * 33 in quoted("`" * 32, "message"), "the fence is longer"

@@ -19,6 +19,7 @@ _ANSI = re.compile(
 )
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn"})
 _KEPT = frozenset("\n\t")
+_WALL = re.compile(r"`{33,}")  # longer than any fence; the block's own fence would be longer still, twice
 _LABEL = re.compile(r"[^A-Za-z0-9 ._/=-]+")
 _NAME = re.compile(r"[^A-Za-z0-9._/=-]+")
 
@@ -46,7 +47,7 @@ def capped(text: str, limit: int) -> str:
 
 def quoted(text: object, label: str, kind: str = "message", language: str = "text") -> str:
     """A delimited block of data. `label` says what it is; `kind` names its cap in CAPS."""
-    body = capped(strip_terminal(str(text)), CAPS[kind]).strip("\n")
+    body = _WALL.sub("`" * 32, capped(strip_terminal(str(text)), CAPS[kind])).strip("\n")
     tag = _absent_id(body)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))
     label = " ".join(_LABEL.sub(" ", label).split())

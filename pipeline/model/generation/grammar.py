@@ -16,6 +16,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 MESSAGE = 200  # characters of the library's own words in an error
+MAX_TEXT = 1 << 16  # characters of a grammar: the library's time grows faster than a long one's length
 
 
 @dataclass(frozen=True)
@@ -161,15 +162,21 @@ class Constraint:
 
 def _compiled(grammar: Grammar) -> str:
     if isinstance(grammar, Regex):
-        return LLMatcher.grammar_from_regex(grammar.text)
+        return LLMatcher.grammar_from_regex(_short(grammar.text))
     if isinstance(grammar, Lark):
-        return LLMatcher.grammar_from_lark(grammar.text)
+        return LLMatcher.grammar_from_lark(_short(grammar.text))
     schema = grammar.schema
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
+        text = _short(schema if isinstance(schema, str) else json.dumps(schema))
         return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": not grammar.compact})
     except (TypeError, ValueError) as error:
         raise ValueError(f"the schema is not a JSON object: {_one_line(str(error))}") from error
+
+
+def _short(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"the grammar has {len(text)} characters, at most {MAX_TEXT} are taken")
+    return text
 
 
 def _one_line(message: str) -> str:
