@@ -29,7 +29,7 @@ from kgen.gates.audit.cubin import Cubin
 from kgen.gates.audit.object import AuditError
 from kgen.gates.audit.recorder import Argument, Recorder, RecorderError
 from kgen.gates.buildcache import BuildCache, Key, Outcome, passed
-from kgen.gates.builder.outcome import RAN, BuilderError, BuildFailure, Built
+from kgen.gates.builder.outcome import MACHINE, RAN, BuilderError, BuildFailure, Built
 from kgen.gates.builder.pool import Builder
 from kgen.gates.builder.protocol import FUNCTION
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
@@ -39,6 +39,7 @@ from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, 
 from kgen.serve.runtime import installed_flavours
 
 GATE = "compile"
+SHORTAGE_SECONDS = 3.0  # a machine that has run out of something is given so long before the second try
 MAX_WORKSPACE_BYTES = 256 << 20  # of one instance; a layer holds one each, so more would crowd out the cache
 SHOWN_FINDINGS = 8
 
@@ -198,6 +199,8 @@ class CompileGate:
         asked = candidate.source, signature(self.op, problem), defect
         built = self.builder.build(*asked)
         if isinstance(built, BuildFailure) and not built.lasts and built.code != "compile.timeout":
+            if MACHINE.search(built.message):
+                time.sleep(SHORTAGE_SECONDS)
             built = self.builder.build(*asked)
         if isinstance(built, Built):
             try:
