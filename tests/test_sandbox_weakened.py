@@ -126,7 +126,12 @@ COPIES: Mapping[str, Weakened] = {
     ),
     "no process namespace": Weakened(("judge-killed",), (), "landlock", TOOL),
 }
-CASES = [pytest.param(copy, line, id=line) for copy, weakened in COPIES.items() for line in weakened.lines]
+BOMBS = ("fork-bomb", "threads")  # take the processes of every build beside them: under make deep
+CASES = [
+    pytest.param(copy, line, id=line, marks=[pytest.mark.deep] if line in BOMBS else [])
+    for copy, weakened in COPIES.items()
+    for line in weakened.lines
+]
 
 
 @pytest.fixture(scope="module")
