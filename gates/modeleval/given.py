@@ -1,7 +1,7 @@
 """Experts by token instead of by score, the same on every side of a comparison with float64.
 
 A router is discontinuous: where two experts score alike, any rounding chooses the other one. Of 896 experts with 16
-chosen some layer does so at every third token, and what follows is then ten times as far from float64 as any kernel's
+chosen some layer does so so often that the usual row is then ten times as far from float64 as any kernel's
 rounding takes it, in stock as in a candidate. Distances of such rows say nothing about a kernel. So drawn models take
 their experts, while rows are compared with float64, from a table by token id: as skewed as the router's own choice,
 with the weights that the side's own logits give those experts. The router in the seat runs and is counted all the same.
@@ -9,7 +9,7 @@ with the weights that the side's own logits give those experts. The router in th
 Not for a router under judgement, nor for the trained model: there each side chooses for itself.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -35,7 +35,6 @@ class GivenExperts:
     seed: int
     device: str
     _ids: torch.Tensor | None = None  # i64 [rows]: a session's buffer, which a captured graph reads too
-    _tables: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def follow(self, session: Session) -> None:
         self._ids = session.tokens

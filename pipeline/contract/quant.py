@@ -202,7 +202,7 @@ def _chunks(rows: torch.Tensor) -> Iterator[slice]:
 def _pairs(device: torch.device) -> torch.Tensor:
     """i64 [256]: the two e2m1 values of each byte in float32, the low nibble's first.
 
-    Made once, since a copy to a GPU waits for it. One integer a pair: torch gathers rows of 16 bytes on a GPU twenty
+    Made once, since a copy to a GPU waits for it. One integer a pair: torch gathers rows of 16 bytes on a GPU many
     times slower than elements.
     """
     values = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], dtype=torch.float32)
