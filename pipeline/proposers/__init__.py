@@ -1,6 +1,7 @@
 """Who writes candidates: search, openai, mailbox, replay. All of them speak the protocol of `base`."""
 
 from kgen.proposers.base import (
+    Ask,
     Budget,
     BudgetError,
     History,
@@ -15,6 +16,7 @@ from kgen.proposers.base import (
 )
 
 __all__ = [
+    "Ask",
     "Budget",
     "BudgetError",
     "History",

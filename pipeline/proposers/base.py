@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kgen.records import Candidate, PerfPoint, Problem, Verdict
+from kgen.records.codec import OPTIONAL
 
 if TYPE_CHECKING:  # the op contract imports torch; the protocol itself stays light
     from kgen.contract import Op
@@ -52,9 +53,41 @@ class Budget:
     attempts: int | None = None
 
 
+DESIGN, REPAIR, OPTIMISE, CROSSOVER, RESTART = "design", "repair", "optimise", "crossover", "restart"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the plan wants of one question, and why.
+
+    design      a candidate of its own; `parents` is empty
+    repair      the one parent failed a gate: the same design, right
+    optimise    the one parent is right: faster, at `tokens`
+    crossover   two right parents, each the best at another range of tokens: one candidate with the best of both
+    restart     the run is stuck: a design unlike all that was tried; `parents` is empty
+
+    `parents` are ids of candidates of the history, `tokens` the bins that it is about (empty: all), `count` how many
+    candidates are wanted. Where such questions are put at the same time, each is number `index` of `of`.
+    """
+
+    SCHEMA: ClassVar[str] = "kgen.ask/1"
+    number: int  # in its round, from 1
+    kind: str
+    parents: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    reason: str = ""
+    count: int = 1
+    index: int = field(default=1, metadata=OPTIONAL)
+    of: int = field(default=1, metadata=OPTIONAL)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProposalRequest:
-    """One question to a proposer. `deadline_s` counts from the call; `count` is how many candidates are wanted."""
+    """One question to a proposer. `deadline_s` counts from the call; `count` is how many candidates are wanted.
+
+    `ask` says what the loop wants and of which parents; None: the proposer makes of the history what it will. `round` is
+    the number of the round in work (0: none), `taken` are candidates of it that earlier asks have given.
+    """
 
     op: Op
     problems: tuple[Problem, ...]
@@ -66,6 +99,9 @@ class ProposalRequest:
     seed: int = 0
     deadline_s: float = 600.0
     budget: Budget = field(default_factory=Budget)
+    ask: Ask | None = None
+    round: int = 0
+    taken: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -89,7 +125,11 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """Raises ProposerError (try again), SetupError (a person must act), ProposerExhausted or BudgetError."""
+    """Raises ProposerError (try again), SetupError (a person must act), ProposerExhausted or BudgetError.
+
+    A proposer with a true attribute `concurrent` is called from several threads at once, one ask for one candidate each
+    call; another one is called for one ask after the other, and may be asked for several candidates alike.
+    """
 
     @property
     def name(self) -> str: ...
