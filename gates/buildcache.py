@@ -45,6 +45,7 @@ class BuildCache:
     """Under `root`: objects/<sha256>.o, .ptx, .cubin, and builds/ with one JSON file a result."""
 
     def __init__(self, root: Path, compiler: Compiler, op_contract: str, unfenced: bool) -> None:
+        self.compiler = compiler
         self._blobs, self._results = objects_in(root), Results(root / "builds")
         self._common = {
             "compiler": to_json(compiler),

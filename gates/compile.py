@@ -13,13 +13,14 @@ the PTX text belongs to the cubin (only the cubin is ever loaded).
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from kgen.contract import DTYPES, Op
 from kgen.gates.artefacts import Artefact
@@ -77,39 +78,26 @@ def same_code(a: BuildRecord, b: BuildRecord) -> str:
     return ""
 
 
-class CompileGate:
-    """Thread-safe. `builder` may be shared between gates; without one the gate makes and closes its own.
+class BuildGate(ABC):
+    """The gate without the builder: `_made` says how a build is made that the cache does not hold. Thread-safe."""
 
-    Raises NoSandboxError when no isolation level works here, RecorderError without a C compiler.
-    """
-
-    def __init__(
-        self, op: Op, cache_dir: Path, builder: Builder | None = None, workers: int | None = None, fresh: bool = False
-    ) -> None:
-        """`workers`: builds at a time, all cores by default. `fresh`: build again what the cache holds."""
+    def __init__(self, op: Op, cache: BuildCache, isolation: str, workers: int, fresh: bool = False) -> None:
+        """`isolation`: of what builds; `workers`: builds at a time; `fresh`: build again what the cache holds."""
         self.op = op
-        self._fresh = fresh
-        self.builder = builder or Builder()
-        self._own_builder = builder is None
-        self._recorder = Recorder(self.builder.level, cache_dir / "recorder")
-        self._compiler = compiler()
-        unfenced = self.builder.level.name == "none"
-        self._cache = BuildCache(cache_dir, self._compiler, op.contract_sha256(), unfenced)
-        self._executor = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="kgen-compile")
+        self._cache, self._isolation, self._fresh = cache, isolation, fresh
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="kgen-compile")
         self._lock = threading.Lock()
         self.cached = 0  # problems answered from the cache so far
         self.built = 0
 
-    def __enter__(self) -> "CompileGate":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Gives up what is not built yet; with a builder of its own, also what is being built."""
-        if self._own_builder:
-            self.builder.close()
+    def close(self, at_once: bool = False) -> None:
+        """Gives up what is not built yet; `at_once`: also what is being built."""
         self._executor.shutdown(cancel_futures=True)
 
     def run(self, candidate: Candidate, problems: Sequence[Problem], defect: str = "") -> CompileReport:
@@ -152,8 +140,8 @@ class CompileGate:
         evidence = {
             "problems": {key: _facts(o) for key, o in outcomes.items()},
             "cached": sum(o.cached for o in outcomes.values()),
-            "isolation": self.builder.level.label,
-            "compiler": to_json(self._compiler),
+            "isolation": self._isolation,
+            "compiler": to_json(self._cache.compiler),
         }
         for key, outcome in outcomes.items():
             if outcome.status is not Status.PASS:
@@ -186,6 +174,38 @@ class CompileGate:
             with self._lock:
                 self.cached += 1
             return found
+        with self._lock:
+            self.built += 1
+        return self._made(candidate, problem, defect, key)
+
+    @abstractmethod
+    def _made(self, candidate: Candidate, problem: Problem, defect: str, key: Key) -> Outcome:
+        """A build that the cache does not hold. Never raises for what a candidate did."""
+
+
+class CompileGate(BuildGate):
+    """Builds here. `builder` may be shared between gates; without one the gate makes and closes its own.
+
+    Raises NoSandboxError when no isolation level works here, RecorderError without a C compiler.
+    """
+
+    def __init__(
+        self, op: Op, cache_dir: Path, builder: Builder | None = None, workers: int | None = None, fresh: bool = False
+    ) -> None:
+        """`workers`: builds at a time, all cores by default. `fresh`: build again what the cache holds."""
+        self.builder = builder or Builder()
+        self._own_builder = builder is None
+        level = self.builder.level
+        self._recorder = Recorder(level, cache_dir / "recorder")
+        cache = BuildCache(cache_dir, compiler(), op.contract_sha256(), unfenced=level.name == "none")
+        super().__init__(op, cache, level.label, workers or os.cpu_count() or 1, fresh)
+
+    def close(self, at_once: bool = False) -> None:
+        if self._own_builder or at_once:
+            self.builder.close()
+        super().close()
+
+    def _made(self, candidate: Candidate, problem: Problem, defect: str, key: Key) -> Outcome:
         try:
             return self._build(candidate, problem, defect, key)
         except BuilderError as error:
@@ -194,8 +214,6 @@ class CompileGate:
             return Outcome(Status.ERROR, "compile.recorder", str(error), 0.0)
 
     def _build(self, candidate: Candidate, problem: Problem, defect: str, key: Key) -> Outcome:
-        with self._lock:
-            self.built += 1
         asked = candidate.source, signature(self.op, problem), defect
         built = self.builder.build(*asked)
         if isinstance(built, BuildFailure) and not built.lasts and built.code != "compile.timeout":
@@ -233,7 +251,7 @@ class CompileGate:
             kernels=cubin.kernels,
             launches=launches,
             workspaces=built.workspaces,
-            compiler=self._compiler,
+            compiler=self._cache.compiler,
             isolation=self.builder.level.label,
             compile_seconds=built.seconds,
             ptx=ptx.facts(built.ptx),
