@@ -1,4 +1,5 @@
-"""propose -> compile -> unit-numeric -> full-model-eval -> perf-sweep -> judge, and round again with what was learnt.
+"""plan -> propose -> compile -> unit-numeric -> full-model-eval -> perf-sweep -> judge, and round again with what was
+learnt.
 
 The only place that knows LangGraph. The checkpoint (graph.sqlite) is a convenience derived from the run folder.
 """
@@ -21,7 +22,7 @@ from kgen.loop.work import Work
 from kgen.records import GATES
 
 CHECKPOINT = "graph.sqlite"
-NODES_A_ROUND = 6
+NODES_A_ROUND = 7
 UNREADABLE = (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, EOFError)  # of a checkpoint
 
 Graph = CompiledStateGraph[State, None, State, State]
@@ -30,17 +31,19 @@ Graph = CompiledStateGraph[State, None, State, State]
 def build(steps: Steps, saver: SqliteSaver) -> Graph:
     """The loop. A candidate that a gate stops is not alive; a round without a living one is judged at once."""
     graph = StateGraph(State)
+    graph.add_node("plan", steps.plan)
     graph.add_node("propose", steps.propose)
     graph.add_node("compile", steps.compile)
     for gate in GATES[1:]:
         graph.add_node(gate, partial(steps.gate, gate))
     graph.add_node("judge", steps.judge)
 
-    graph.add_conditional_edges(START, lambda s: not s["over"], {True: "propose", False: END})
+    graph.add_conditional_edges(START, lambda s: not s["over"], {True: "plan", False: END})
+    graph.add_conditional_edges("plan", lambda s: not s["over"], {True: "propose", False: END})
     graph.add_conditional_edges("propose", lambda s: bool(s["candidates"]), {True: "compile", False: END})
     for gate, following in pairwise((*GATES, "judge")):
         graph.add_conditional_edges(gate, lambda s: bool(s["alive"]), {True: following, False: "judge"})
-    graph.add_conditional_edges("judge", lambda s: not s["over"], {True: "propose", False: END})
+    graph.add_edge("judge", "plan")
     return graph.compile(checkpointer=saver)
 
 
@@ -70,7 +73,7 @@ def _fits(work: Work, graph: Graph, config: RunnableConfig) -> bool:
     snapshot = graph.get_state(config)
     values = snapshot.values
     opened = next((r for r in read_rounds(work.run) if not r.judged), None)
-    if not snapshot.next or opened is None or snapshot.next == ("propose",):
+    if not snapshot.next or opened is None or snapshot.next in (("plan",), ("propose",)):
         return False
     return values.get("round") == opened.number and values.get("candidates") == list(opened.candidates)
 

@@ -14,6 +14,7 @@ from kgen.store.errors import IntegrityError
 ARCHS = ("sm_90a", "sm_103a")
 FINALISTS = 2
 MINUTES = 60.0
+BEAM, EXPLORE, PARALLEL = 4, 0.25, 4
 # proposer -> (rounds, candidates): a search lays everything out at once, a writer learns from each verdict
 BUDGETS: Mapping[str, tuple[int, int]] = {"search": (1, 24), "replay": (1, 24)}
 WRITER_BUDGET = (6, 6)
@@ -44,6 +45,11 @@ class Settings:
     replay: str = ""  # the run folder that `replay` reads
     interpret: bool = True  # without a GPU: check numbers in the PTX interpreter
     unsafe: bool = False  # built without a sandbox, on explicit request; never promotable
+    beam: int = BEAM  # members of the population that are built on
+    explore: float = EXPLORE  # share of asks, from the second round on, that start afresh
+    parallel: int = PARALLEL  # questions at once, to a proposer that can answer so
+    patience: int = 0  # end after so many rounds without gain (0: no such rule)
+    stop_roofline: float = 0.0  # end when a candidate reaches this share of the roofline (0: no such rule)
 
     def checked(self, op: Op) -> "Settings":
         """With the matrix filled in. Raises ValueError (one line) for what this op does not have."""
@@ -58,6 +64,14 @@ class Settings:
         for name, value in (("rounds", self.rounds), ("candidates", self.candidates), ("minutes", self.minutes)):
             if not value > 0:
                 raise ValueError(f"--{name} must be more than 0, is {value}")
+        for name, value in (("beam", self.beam), ("parallel", self.parallel)):
+            if value < 1:
+                raise ValueError(f"--{name} must be at least 1, is {value}")
+        for name, value in (("explore", self.explore), ("stop-roofline", self.stop_roofline)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"--{name} is a share from 0 to 1, not {value}")
+        if self.patience < 0:
+            raise ValueError(f"--patience must not be negative, is {self.patience}")
         if self.max_usd < 0:
             raise ValueError(f"--max-usd must not be negative, is {self.max_usd}")
         archs = tuple(dict.fromkeys(self.archs)) or ARCHS

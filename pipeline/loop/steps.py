@@ -4,6 +4,7 @@ State holds folder names and counters only: losing it loses nothing. Not covered
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
@@ -11,26 +12,22 @@ from typing import TypedDict
 from kgen.gates.compile import GATE as COMPILE
 from kgen.gates.ingest import Refusal
 from kgen.loop import matrix
+from kgen.loop.asking import ask_all, for_good
 from kgen.loop.building import full_tier, quick_result, quick_tier
+from kgen.loop.history import basis, points_of, specimens
 from kgen.loop.intake import judge
+from kgen.loop.plan import Policy, kept, plan
+from kgen.loop.plans import Plan, read_plans, write_plan
+from kgen.loop.population import Specimen, population
 from kgen.loop.proving import prove, settle
 from kgen.loop.ranking import ordered
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
+from kgen.loop.stopping import Standing, stop
 from kgen.loop.work import Work
-from kgen.promotion.gather import EVIDENCE
-from kgen.proposers.base import (
-    Budget,
-    BudgetError,
-    Proposal,
-    ProposalRequest,
-    ProposerExhausted,
-    ProposerFailure,
-    Usage,
-)
+from kgen.proposers.base import Budget, ProposalRequest
 from kgen.proposers.transcript import Transcript
-from kgen.records import Candidate, PerfPoint, SignedEvidence, Status, Verdict, to_json
+from kgen.records import Status, Verdict, to_json
 from kgen.store.candidates import CandidateFolder
-from kgen.store.documents import read_record
 
 
 class State(TypedDict):
@@ -50,57 +47,79 @@ class Steps:
 
     work: Work
 
+    def plan(self, state: State) -> State:
+        """What the next round asks for, or why there is none; recorded with its reasons before anything is asked."""
+        work, number = self.work, state["round"] + 1
+        if any(r.number >= number for r in read_rounds(work.run)):
+            return {**state, "over": ""}  # a resumed run goes through the rounds it had
+        plans, history = read_plans(work.run), specimens(work)
+        known, before = next((p for p in plans if p.number == number), None), [p for p in plans if p.number < number]
+        mark, ending = basis(history), stop(self._standing(number - 1, history), work.settings) if number > 1 else None
+        policy = Policy(work.settings.seed, work.settings.beam, work.settings.explore)
+        if ending is not None:
+            made = Plan(number, (), (*kept(population(history, policy.beam)), ending), mark)
+        elif known is not None and known.asks and known.basis == mark:
+            made = known
+        else:
+            count = min(work.settings.per_round, self.candidates_left)
+            made = replace(plan(number, history, before, policy, count), basis=mark)
+        if made != known:
+            write_plan(work.run, made)
+        return {**state, "over": ending.reason if ending else ""}
+
+    def _standing(self, number: int, history: Sequence[Specimen]) -> Standing:
+        left, seconds = self.candidates_left, self.work.seconds_left
+        return Standing(number, history, left, seconds, self.spent_usd, reached(self.work))
+
     def propose(self, state: State) -> State:
         """Candidates of the next round: those recorded for it, else new ones from the proposer."""
         work, number = self.work, state["round"] + 1
         known = next((r for r in read_rounds(work.run) if r.number == number), None)
-        entry = known or self._asked(number)
+        entry = known or self._asked(next(p for p in read_plans(work.run) if p.number == number))
         names = list(entry.candidates)
         return {"round": number, "candidates": names, "alive": names, "over": "" if names else entry.note}
 
-    def _asked(self, number: int) -> Round:
-        work = self.work
-        work.stage(f"round {number}: {work.proposer.name} proposes", 1)
-        try:
-            proposal = work.proposer.propose(self._request())
-        except (ProposerExhausted, BudgetError) as ended:
-            proposal = Proposal((), ended.usage or Usage(), note=str(ended))
-        except ProposerFailure as failure:
-            write_failed(work.run, number, failure)
-            raise
-        if not proposal.candidates and proposal.pending:
-            raise Waiting(proposal.pending)
-        candidates = proposal.candidates[: work.settings.candidates]
+    def _asked(self, planned: Plan) -> Round:
+        work, number = self.work, planned.number
+        asks = ", ".join(f"{n} × {kind}" for kind, n in Counter({a.kind: a.count for a in planned.asks}).items())
+        work.stage(f"round {number}: {work.proposer.name} proposes ({asks})", 1)
+        answers = ask_all(work.proposer, self._request(number), planned.asks, work.settings.parallel)
+        note = "; ".join(dict.fromkeys([*answers.notes, *map(str, answers.failures)]))
+        if not answers.candidates:
+            if failure := next((f for f in answers.failures if not for_good(f)), None):
+                failure.usage = answers.usage
+                write_failed(work.run, number, failure)
+                raise failure
+            if answers.pending:
+                raise Waiting("; ".join(answers.pending))
+        candidates = answers.candidates[: work.settings.candidates]
         folders = {candidate.id: work.run.add(candidate) for candidate in candidates}
         confused = [c for c, f in folders.items() if f.candidate().id != c]  # a folder is called by 48 bits of an id
         names = tuple(dict.fromkeys(f.path.name for c, f in folders.items() if f.interrupted and c not in confused))
-        note = proposal.note or ("" if names else "every proposed candidate has been judged before")
+        note = note or ("" if names else "every proposed candidate has been judged before")
         if confused:
             note = f"{confused[0]} is not taken: another candidate of this run has its short id; change its text"
         work.step(f"{len(names)} new candidates{f' ({note})' if note else ''}")
-        return write_round(work.run, Round(number, names, note, to_json(proposal.usage.__dict__)))
+        return write_round(work.run, Round(number, names, note, to_json(answers.usage.__dict__)))
 
-    def _request(self) -> ProposalRequest:
+    def _request(self, number: int) -> ProposalRequest:
+        """What all asks of a round share."""
         work = self.work
         settings = work.settings
-        history = tuple((f.candidate(), v) for f in work.run.folders() if (v := f.verdict()) is not None)
+        judged = [(f, v) for f in work.run.folders() if (v := f.verdict()) is not None]
         left = settings.max_usd - self.spent_usd if settings.max_usd else None
         return ProposalRequest(
             op=work.op,
             problems=matrix.asked(work.op, settings),
             archs=settings.archs,
             run=work.run.path,
-            history=history,
-            points={c.id: timed for c, _ in history if (timed := self._points(c))},
-            count=min(settings.per_round, self.candidates_left),
+            history=tuple((f.candidate(), v) for f, v in judged),
+            points={f.candidate().id: timed for f, _ in judged if (timed := points_of(work, f))},
             seed=settings.seed,
             deadline_s=max(1.0, work.seconds_left),
             budget=Budget(cost_usd=left),
+            round=number,
         )
-
-    def _points(self, candidate: Candidate) -> tuple[PerfPoint, ...]:
-        path = self.work.run.folder(candidate.id[:12]).file(EVIDENCE)
-        return read_record(SignedEvidence, path).evidence.points if path.exists() else ()
 
     @property
     def spent_usd(self) -> float:
@@ -139,7 +158,7 @@ class Steps:
         return {**state, "alive": alive}
 
     def judge(self, state: State) -> State:
-        """A verdict for every candidate of the round; then whether another round may follow."""
+        """A verdict for every candidate of the round."""
         work = self.work
         for folder in work.folders(state["candidates"]):
             try:
@@ -151,38 +170,22 @@ class Steps:
         if not entry.judged:
             seconds = time.monotonic() - work.started - self._counted
             write_round(work.run, replace(entry, judged=True, seconds=round(entry.seconds + seconds, 1)))
-        return {**state, "over": self.over(state)}
+        return state
 
     @property
     def _counted(self) -> float:
         """Seconds of this process that earlier rounds have been charged with."""
         return sum(r.seconds for r in read_rounds(self.work.run)) - self.work.spent
 
-    def over(self, state: State) -> str:
-        """Why the run is over after this round, "" when it is not."""
-        work = self.work
-        if any(r.number > state["round"] for r in read_rounds(work.run)):
-            return ""  # a resumed run goes through the rounds it had
-        reasons = (
-            (reached(work), "a candidate got as far as this machine can take it"),
-            (state["round"] >= work.settings.rounds, f"{work.settings.rounds} rounds done"),
-            (self.candidates_left <= 0, f"{work.settings.candidates} candidates judged"),
-            (work.seconds_left <= 0, f"{work.settings.minutes:g} minutes used up"),
-            (0 < work.settings.max_usd <= self.spent_usd, f"{self.spent_usd:.2f} USD spent"),
-        )
-        return next((text for holds, text in reasons if holds), "")
-
     def resumed(self) -> State:
-        """The state from the run folder alone: before the first round that is not judged; over, if nothing is left."""
+        """The state from the run folder alone: before the first round that is not judged, else before the next plan;
+        over, if the last round brought no candidate."""
         rounds = read_rounds(self.work.run)
         state: State = {"round": rounds[-1].number if rounds else 0, "candidates": [], "alive": [], "over": ""}
         opened = next((r.number for r in rounds if not r.judged and r.candidates), None)
         if opened is not None:
             return {**state, "round": opened - 1}
-        if not rounds:
-            return state
-        last = rounds[-1]
-        return {**state, "over": self.over(state) if last.candidates else last.note}
+        return {**state, "over": "" if not rounds or rounds[-1].candidates else rounds[-1].note}
 
 
 def verdicts(folders: Sequence[CandidateFolder]) -> list[Verdict]:

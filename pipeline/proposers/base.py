@@ -17,13 +17,18 @@ from kgen.records.codec import OPTIONAL
 
 if TYPE_CHECKING:  # the op contract imports torch; the protocol itself stays light
     from kgen.contract import Op
+    from kgen.proposers.tools import Tool
 
 History = tuple[tuple[Candidate, Verdict], ...]
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What proposals cost. `cost_usd` is None where the price is not known; `estimated`: token counts are guesses."""
+    """What proposals cost. `cost_usd` is None where the price is not known; `estimated`: token counts are guesses.
+
+    `lost` requests came to nothing after the endpoint may have worked on them: their tokens are not known, and
+    `cost_usd` holds the most that they can have cost.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -31,6 +36,9 @@ class Usage:
     seconds: float = 0.0
     cost_usd: float | None = None
     estimated: bool = False
+    cached_tokens: int = field(default=0, metadata=OPTIONAL)  # of the prompt's: read from the server's cache
+    reasoning_tokens: int = field(default=0, metadata=OPTIONAL)  # of the completion's
+    lost: int = field(default=0, metadata=OPTIONAL)
 
     def __add__(self, other: Usage) -> Usage:
         known = [c for c in (self.cost_usd, other.cost_usd) if c is not None]
@@ -41,6 +49,9 @@ class Usage:
             self.seconds + other.seconds,
             sum(known) if known else None,
             self.estimated or other.estimated,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.lost + other.lost,
         )
 
 
@@ -85,8 +96,8 @@ class Ask:
 class ProposalRequest:
     """One question to a proposer. `deadline_s` counts from the call; `count` is how many candidates are wanted.
 
-    `ask` says what the loop wants and of which parents; None: the proposer makes of the history what it will. `round` is
-    the number of the round in work (0: none), `taken` are candidates of it that earlier asks have given.
+    `ask` says what the loop wants and of which parents; None: the proposer makes of the history what it will. `round`
+    is the number of the round in work (0: none), `taken` are ids of candidates that its earlier asks have given.
     """
 
     op: Op
@@ -102,6 +113,7 @@ class ProposalRequest:
     ask: Ask | None = None
     round: int = 0
     taken: frozenset[str] = frozenset()
+    tools: tuple[Tool, ...] = ()  # read-only; for proposers that can offer them to a model
 
 
 @dataclass(frozen=True)
