@@ -67,12 +67,13 @@ class PromptSet:
     def prompt(self, request: ProposalRequest, index: int = 1) -> Prompt:
         """The prompt for candidate `index` of `request.count`; which template depends on the history."""
         chosen = feedback(request.history, request.points)
+        alone = request.ask is not None and request.ask.count == 1
         values = {
             "op": op_values(request),
             "archs": ", ".join(request.archs),
             "notes": self._notes(request),
-            "index": index,
-            "count": request.count,
+            "index": request.ask.index if request.ask and alone else index,
+            "count": request.ask.of if request.ask and alone else request.count,
             **chosen.values,
         }
         system = self.render("system.md", {"guide": self.pages["guide.md"]})

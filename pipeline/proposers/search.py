@@ -1,16 +1,18 @@
 """`search`: candidates from built-in kernel families, offline and deterministic by seed.
 
-Known good points come first, then seeded samples; once candidates have been timed, every other new one changes a single
-choice of the best so far. Not covered: models of the search space (the static cost of the loop does the ranking).
+Known good points come first, then seeded samples; what changes a single choice of a parent, or mixes two, where the
+loop asks for that (or, without an ask, every other one once candidates have been timed). Not covered: models of the
+search space (the static cost of the loop does the ranking).
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
 
-from kgen.proposers.base import Proposal, ProposalRequest, ProposerExhausted, SetupError
+from kgen.proposers.base import CROSSOVER, OPTIMISE, RESTART, Proposal, ProposalRequest, ProposerExhausted, SetupError
 from kgen.proposers.families import FAMILIES, FIXED, Family, Variant, render
 from kgen.records import Candidate, Origin
 
@@ -26,16 +28,16 @@ class SearchProposer:
         if reason := lacking(request.op.name):
             raise SetupError(f"{reason}; use another proposer")
         family = FAMILIES[request.op.name]
-        seen = {candidate.id for candidate, _ in request.history}
+        seen = {candidate.id for candidate, _ in request.history} | request.taken
         found: list[Candidate] = []
         misses = 0
-        for variant in _points(family, request):
-            candidate = _candidate(request, variant)
+        for variant, parents in _points(family, request):
+            candidate = _candidate(request, variant, parents)
             misses = misses + 1 if candidate.id in seen else 0
             if candidate.id not in seen:
                 seen.add(candidate.id)
                 found.append(candidate)
-            if len(found) >= request.count or misses >= TRIES:
+            if len(found) >= request.count or misses >= 2 * TRIES:
                 break
         if not found:
             raise ProposerExhausted(f"search has proposed every point it can find for {request.op.name}")
@@ -48,24 +50,65 @@ def lacking(op: str) -> str:
     return "" if op in FAMILIES else f"search has no kernel family for {op} (it has {', '.join(sorted(FAMILIES))})"
 
 
-def _candidate(request: ProposalRequest, variant: Variant) -> Candidate:
+Point = tuple[Variant, tuple[str, ...]]  # with the ids of its parents
+
+
+def _candidate(request: ProposalRequest, variant: Variant, parents: tuple[str, ...]) -> Candidate:
     detail = {"seed": request.seed, "template": variant.template, "values": dict(variant.values)}
-    return Candidate(request.op.name, render(variant), Origin("search", detail))
+    descent = {"parents": list(parents)} if parents or request.ask is not None else {}
+    return Candidate(request.op.name, render(variant), Origin("search", {**detail, **descent}))
 
 
-def _points(family: Family, request: ProposalRequest) -> Iterator[Variant]:
-    """Endless; the same for the same seed and history."""
+def _points(family: Family, request: ProposalRequest) -> Iterator[Point]:
+    """Endless; the same for the same seed, history and ask."""
+    ask = request.ask
+    if ask is not None and ask.kind in (OPTIMISE, CROSSOVER, RESTART):
+        rng = random.Random(f"{request.op.name}:{request.seed}:{request.round}:{ask.number}")
+        yield from itertools.islice(_descended(family, request, ask.parents, rng), TRIES)
+        while True:
+            yield family.sample(rng), ()
     rng = random.Random(f"{request.op.name}:{request.seed}")
-    best = _best(request)
-    yield from family.known
+    best = _best(request) if ask is None else None
+    for variant in family.known:
+        yield variant, ()
     while True:
-        yield family.sample(rng)
+        yield family.sample(rng), ()
         if best is not None:
-            yield _mutate(family, best, rng)
+            yield _mutate(family, best[1], rng), (best[0],)
 
 
-def _best(request: ProposalRequest) -> Variant | None:
-    """The timed candidate with the lowest mean ratio to its best baseline; ties go to the earlier one."""
+def _descended(
+    family: Family, request: ProposalRequest, parents: tuple[str, ...], rng: random.Random
+) -> Iterator[Point]:
+    """Neighbours of one parent, mixtures of two of the same template; nothing where they are not ours."""
+    known = {c.id: _variant(c) for c, _ in request.history if c.id in parents and "values" in c.origin.detail}
+    ours = [(name, known[name]) for name in parents if name in known]
+    while ours:
+        if len(ours) == 2 and ours[0][1].template == ours[1][1].template:
+            yield _mixed(ours[0][1], ours[1][1], rng), parents
+        else:
+            name, variant = ours[rng.randrange(len(ours))]
+            yield _mutate(family, variant, rng), (name,)
+
+
+def _variant(candidate: Candidate) -> Variant:
+    return Variant(str(candidate.origin.detail["template"]), candidate.origin.detail["values"])
+
+
+def _mixed(a: Variant, b: Variant, rng: random.Random) -> Variant:
+    """Each choice from either parent; of tuning tables that have the same rows, each row."""
+    values: dict[str, Any] = {}
+    for name in a.values:
+        mine, other = a.values[name], b.values.get(name, a.values[name])
+        if name == "tuning" and [row[:2] for row in mine] == [row[:2] for row in other]:
+            values[name] = [list(rng.choice(rows)) for rows in zip(mine, other, strict=True)]
+        else:
+            values[name] = rng.choice((mine, other))
+    return Variant(a.template, values)
+
+
+def _best(request: ProposalRequest) -> tuple[str, Variant] | None:
+    """Id and point of the timed candidate with the lowest mean ratio to its best baseline; ties go to the earlier."""
     timed = [
         (sum(p.ratio for p in points) / len(points), index, candidate)
         for index, (candidate, _) in enumerate(request.history)
@@ -73,8 +116,8 @@ def _best(request: ProposalRequest) -> Variant | None:
     ]
     if not timed:
         return None
-    detail = min(timed, key=lambda t: t[:2])[2].origin.detail
-    return Variant(str(detail["template"]), detail["values"])
+    best = min(timed, key=lambda t: t[:2])[2]
+    return best.id, _variant(best)
 
 
 def _mutate(family: Family, parent: Variant, rng: random.Random) -> Variant:
