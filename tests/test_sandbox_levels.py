@@ -1,6 +1,8 @@
 """Commands in the sandbox: what they may not do, on every level that works here; choosing a level."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +17,10 @@ from kgen.gates.sandbox import (
     Limits,
     available,
     choose,
+    levels,
     run,
 )
+from kgen.gates.sandbox.levels import FIRST_UID, NOBODY, sandbox_uid
 
 WORKS = {name: why for name, works, why in available()}
 CAP = 100_000
@@ -151,3 +155,23 @@ def test_an_unknown_level_is_a_usage_error() -> None:
 
 def test_labels_carry_the_recipe_version(level: Level) -> None:
     assert level.label == f"{level.name}/2"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a sandbox a user of its own")
+def test_every_process_has_a_user_of_its_own_for_its_sandboxes(shell: Runner) -> None:
+    """Processes are counted by user: what one sandbox uses up, another process's sandboxes must not miss."""
+    told = "from kgen.gates.sandbox.levels import sandbox_uid; print(sandbox_uid())"
+    other = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    mine = int(shell("id -u").output)
+    assert mine == sandbox_uid() != int(other)
+    assert min(mine, int(other)) > NOBODY
+
+
+@pytest.mark.parametrize("spans, there", [("0 0 65536\n", False), ("0 100000 65536\n65536 7 2147000000\n", True)])
+def test_where_a_user_namespace_has_no_such_users_it_is_nobody(
+    spans: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uid_map").write_text(spans)
+    monkeypatch.setattr(levels, "UID_MAP", tmp_path / "uid_map")
+    uid = sandbox_uid.__wrapped__()
+    assert uid == (FIRST_UID + os.getpid() if there else NOBODY)

@@ -330,6 +330,7 @@ def hold(level: str, kind: str, jobs: str, request: str) -> None:
     """In a process of its own, which is to be killed: start a probe and wait for it."""
     body = json.loads(request)
     limits = Limits(**body["limits"])
+    LEVELS[level].prepare(Path(body["folder"]))  # its sandbox is another user's
     if kind == TOOL:
         run(*tool(LEVELS[level], Path(body["folder"]), limits), START_SECONDS, CAP, request.encode())
         return

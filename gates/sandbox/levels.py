@@ -23,7 +23,9 @@ from typing import Any
 
 from kgen.gates.sandbox import fence
 
-SANDBOX_UID = 65534  # nobody: RLIMIT_NPROC does not bind root, and nobody owns nothing worth reading
+NOBODY = 65534
+FIRST_UID = 1_879_048_192  # from here to 2**31 no system hands out users; a process number is less than 2**22
+UID_MAP = Path("/proc/self/uid_map")
 VERSION = 2
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -90,8 +92,23 @@ class Level:
     def prepare(self, folder: Path) -> None:
         """Make a folder writable for the sandboxed user, and for nobody else."""
         if self.own_user:
-            os.chown(folder, SANDBOX_UID, SANDBOX_UID)
+            os.chown(folder, sandbox_uid(), sandbox_uid())
         folder.chmod(0o700)
+
+
+@functools.cache  # a fork keeps the user of the servers that it inherits
+def sandbox_uid() -> int:
+    """The user inside, when root starts the sandbox: one of this process's own, who owns nothing worth reading.
+
+    RLIMIT_NPROC does not bind root, and counts by user: with one user for all, a fork bomb in one sandbox would take
+    the processes of the others. Where this user namespace has no such users: nobody.
+    """
+    wanted = FIRST_UID + os.getpid()
+    try:
+        spans = [[int(n) for n in line.split()] for line in UID_MAP.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return NOBODY
+    return wanted if any(first <= wanted < first + count for first, _, count in spans) else NOBODY
 
 
 def python_paths() -> tuple[str, ...]:
@@ -123,7 +140,7 @@ def _setpriv_program() -> list[str]:
 
 
 def _setpriv(*extra: str) -> list[str]:
-    user = [f"--reuid={SANDBOX_UID}", f"--regid={SANDBOX_UID}", "--clear-groups", "--no-new-privs"]
+    user = [f"--reuid={sandbox_uid()}", f"--regid={sandbox_uid()}", "--clear-groups", "--no-new-privs"]
     return [*_setpriv_program(), *user, *extra]
 
 

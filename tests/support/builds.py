@@ -1,15 +1,12 @@
 """Real builds for the audit's tests: a shared builder, and the objects of the sample candidates."""
 
-import time
 from pathlib import Path
 
 from kgen.gates.audit.recorder import Argument
-from kgen.gates.builder.outcome import BuildFailure, Built
+from kgen.gates.builder.outcome import Built
 from kgen.gates.builder.pool import Builder
 from kgen.gates.builder.protocol import Signature
-from kgen.gates.compile import SHORTAGE_SECONDS
 
-TRIES = 5
 CANDIDATES = Path(__file__).parent.parent / "candidates"
 ARGUMENTS = [
     Argument("a", "bf16", (64, 64)),
@@ -33,15 +30,6 @@ def launch_signature(kind: str, arch: str = "sm_90a") -> Signature:
 
 def build_launch(builder: Builder, kind: str, arch: str = "sm_90a") -> Built:
     """Object of tests/candidates/launches.py of one kind."""
-    got = _built(builder, kind, arch)
-    for _ in range(TRIES):
-        if isinstance(got, Built) or got.lasts:
-            break
-        time.sleep(SHORTAGE_SECONDS)  # another test's processes may have used up what its user may have
-        got = _built(builder, kind, arch)
+    got = builder.build((CANDIDATES / "launches.py").read_text(), launch_signature(kind, arch))
     assert isinstance(got, Built), got
     return got
-
-
-def _built(builder: Builder, kind: str, arch: str) -> Built | BuildFailure:
-    return builder.build((CANDIDATES / "launches.py").read_text(), launch_signature(kind, arch))
