@@ -19,7 +19,7 @@ Key = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one problem came to. `artefact` is there on a pass only."""
+    """What one problem came to. `artefact` is there on a pass only; `lasts`: a failure that may be remembered."""
 
     status: Status
     code: str
@@ -27,6 +27,7 @@ class Outcome:
     seconds: float
     cached: bool = False
     artefact: Artefact | None = None
+    lasts: bool = False
 
 
 def passed(artefact: Artefact, cached: bool = False) -> Outcome:
@@ -65,7 +66,8 @@ class BuildCache:
         if value is None:
             return None
         if value["status"] != Status.PASS:
-            return Outcome(Status(value["status"]), value["code"], value["message"], value["seconds"], cached=True)
+            status, seconds = Status(value["status"]), value["seconds"]
+            return Outcome(status, value["code"], value["message"], seconds, cached=True, lasts=True)
         artefact = self._artefact(from_json(BuildRecord, value["record"]), value["ptx_sha256"])
         return None if artefact is None else passed(artefact, cached=True)
 

@@ -115,6 +115,14 @@ class BuildGate(ABC):
         outcomes = self._gather(futures)
         return self._conclude(outcomes, [key for key in futures if key not in outcomes], started)
 
+    def key(self, candidate: Candidate, problem: Problem, defect: str = "") -> Key:
+        """Everything that the outcome of one build depends on."""
+        return self._cache.key(candidate, problem, defect)
+
+    def one(self, candidate: Candidate, problem: Problem, defect: str = "") -> Outcome:
+        """One problem of a source that has been screened, in this thread. Never raises for what a candidate did."""
+        return self._one(candidate, problem, defect)
+
     def _begin(self, candidate: Candidate, problem: Problem, defect: str) -> "Future[Outcome]":
         """One problem's build; a cancelled one when the gate was closed meanwhile."""
         try:
@@ -226,7 +234,7 @@ class CompileGate(BuildGate):
                 return passed(self._cache.keep(key, record, built.object, built.ptx, cubin.data))
             except AuditError as error:
                 built = BuildFailure(error.code, str(error), built.seconds, lasts=error.code not in RAN)
-        outcome = Outcome(Status.FAIL, built.code, built.message, built.seconds)
+        outcome = Outcome(Status.FAIL, built.code, built.message, built.seconds, lasts=built.lasts)
         if built.lasts:
             self._cache.fail(key, outcome)
         return outcome

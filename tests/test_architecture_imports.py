@@ -20,7 +20,7 @@ BASE = {"records"}
 OPS = BASE | {"contract", "ops"}
 SERVE = OPS | {"store", "serve"}
 GATES = SERVE | {"model", "gates"}
-ABOVE = GATES | {"proposers", "promotion", "prompts"}
+ABOVE = GATES | {"proposers", "promotion", "prompts", "pool"}
 ALLOWED = {
     "records": set(),
     "prompts": set(),
@@ -33,6 +33,7 @@ ALLOWED = {
     "gates": SERVE | {"model"},
     "proposers": GATES | {"prompts"},
     "promotion": GATES,
+    "pool": GATES,
     "loop": ABOVE,
     "report": ABOVE | {"loop"},
     "cli": ABOVE | {"loop", "report"},

@@ -26,6 +26,8 @@ CODES: Mapping[str, int] = {
     "kgen.cli.boundary.Usage": USAGE,
     "kgen.cli.boundary.Missing": ENVIRONMENT,
     "kgen.cli.boundary.Stopped": FAILED,
+    "kgen.pool.dispatch.PoolError": INFRASTRUCTURE,
+    "kgen.pool.ray_nodes.NoRay": ENVIRONMENT,
     "kgen.store.errors.StoreError": INFRASTRUCTURE,
     "kgen.store.errors.IntegrityError": INTEGRITY,
     "kgen.records.codec.RecordError": INTEGRITY,

@@ -4,7 +4,6 @@ A candidate folder holds `quick.json` after the first tier; `compile.json` is wh
 last, after `builds.json`. Not covered: which candidate is faster; see `cost` and `ranking`.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from kgen.store.documents import json_bytes, read_record
 
 QUICK = "quick.json"
 POLL_SECONDS = 0.2
-AHEAD = 2  # candidates in the gate beyond one a core: no core waits for the next screen
+AHEAD = 2  # candidates in the gate beyond one a slot: no slot waits for the next screen
 
 
 def quick_result(folder: CandidateFolder) -> GateResult | None:
@@ -36,15 +35,15 @@ def skipped(reason: str, message: str) -> GateResult:
 
 
 def quick_tier(work: Work, folders: Sequence[CandidateFolder]) -> list[CandidateFolder]:
-    """All candidates through the quick tier, as many at a time as there are cores. Returns those that passed."""
+    """All candidates through the quick tier, as many at a time as there are slots. Returns those that passed."""
     todo = [f for f in folders if quick_result(f) is None and not work.finished(f.result(GATE))]
     problems = matrix.quick(work.op, work.settings)
     if todo:
         points = ", ".join(f"{p.dims} t{p.tokens}" for p in problems)
         work.stage(f"compile, quick tier ({problems[0].arch}: {points})", len(todo))
-        with _pool(work, (os.cpu_count() or 1) + AHEAD) as pool:
-            futures = [pool.submit(_quick, work, folder) for folder in todo]
-            _collect(futures, lambda: None)
+        with pool(work, work.executor.width + AHEAD) as threads:
+            futures = [threads.submit(_quick, work, folder) for folder in todo]
+            collect(futures, lambda: None)
     return [f for f in folders if (result := quick_result(f)) is not None and result.passed]
 
 
@@ -139,13 +138,13 @@ def _all(work: Work, calls: Sequence[Callable[[], CompileReport]]) -> list[Compi
             work.step("")
         before = now
 
-    with _pool(work, len(calls)) as pool:
-        futures = [pool.submit(call) for call in calls]
-        _collect(futures, tick)
+    with pool(work, len(calls)) as threads:
+        futures = [threads.submit(call) for call in calls]
+        collect(futures, tick)
         return [future.result() for future in futures]
 
 
-def _collect(futures: Sequence["Future[Any]"], tick: Callable[[], None]) -> None:
+def collect(futures: Sequence["Future[Any]"], tick: Callable[[], None]) -> None:
     """Wait for all, raising the first exception; short waits let Ctrl-C through."""
     left = set(futures)
     while left:
@@ -156,7 +155,7 @@ def _collect(futures: Sequence["Future[Any]"], tick: Callable[[], None]) -> None
 
 
 @contextmanager
-def _pool(work: Work, workers: int) -> Iterator[ThreadPoolExecutor]:
+def pool(work: Work, workers: int) -> Iterator[ThreadPoolExecutor]:
     """Threads that end at once when this one is interrupted."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="kgen-loop")
     try:

@@ -8,7 +8,7 @@ and are not run again. Not covered: which candidates get here; see `graph`.
 import json
 import lzma
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +22,10 @@ from kgen.gates.kit_units import GATE_NAMES, RUN, CarriedCandidate, Done, Runner
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.skipping import skip_without
 from kgen.loop import matrix
+from kgen.loop.building import collect, pool
 from kgen.loop.intake import ledger, take_in
 from kgen.loop.work import OUT_OF_TIME, Work
+from kgen.pool.dispatch import PoolError
 from kgen.promotion.champions import champions
 from kgen.records import Evidence, GateResult, Status
 from kgen.store.cache import linked_in, objects_in
@@ -54,12 +56,23 @@ def prove(work: Work, folder: CandidateFolder, gate: str, runners: Mapping[str, 
     return result
 
 
+def prove_all(work: Work, folders: Sequence[CandidateFolder], gate: str) -> list[GateResult]:
+    """One GPU gate of these candidates, as many at a time as the executor can judge."""
+    width = min(len(folders), work.executor.provers(work.arch if work.arch in work.settings.archs else ""))
+    if width <= 1:
+        return [prove(work, folder, gate) for folder in folders]
+    with pool(work, width) as threads:
+        futures = [threads.submit(prove, work, folder, gate) for folder in folders]
+        collect(futures, lambda: None)
+        return [future.result() for future in futures]
+
+
 def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[str, Runner]) -> GateResult:
     builds = folder.builds()
     sound = [b for b in builds if not b.defect]
     specs = [stock_spec(b.problem) for b in sound]
     skip = skip_without("cuda", work.op, specs, GATE_NAMES[short], PREFIX[short], next_command(work))
-    if skip is not None:
+    if skip is not None and (work.executor.here or work.arch not in work.settings.archs):
         return _interpreted(work, folder, skip) if short == "numeric" else skip
     carried = CarriedCandidate(
         folder.candidate().id,
@@ -90,7 +103,7 @@ def _interpreted(work: Work, folder: CandidateFolder, skip: GateResult) -> GateR
     if not report.result.passed:
         return report.result
     seconds = min(UNIT_SECONDS, work.seconds_left)
-    result = numeric.interpret(work.op, report.artefacts, cache=linked_in(work.cache), deadline=seconds)
+    result = work.executor.interpret(work.op, report.artefacts, work.cache, seconds)
     if result.status is Status.PASS or result.status is Status.SKIP:
         result = replace(result, message=f"{result.message}; next, on a GPU: {next_command(work)}")
     work.step(result.code, folder.short_id, result)
@@ -103,15 +116,28 @@ def _unit(work: Work, folder: CandidateFolder, unit: Unit, runners: Mapping[str,
     if (before := found.judged(unit.candidate, unit.name, unit.objects)) is not None:
         work.step(f"{unit.name}: done before", folder.short_id)
         return before
-    started = utc_now()
-    done = _run(work, unit, runners)
-    evidence = part_of(work.op, work.run.id, work.arch, "", unit, done, started)
-    if done.raw:
-        raw = _raw_parts(folder) | {f"{unit.candidate} {unit.name}": done.raw}
-        folder.write(RAW_PARTS, pack_raw(raw))
+    evidence, raw = _judged(work, unit, runners)
+    if raw:
+        folder.write(RAW_PARTS, pack_raw(_raw_parts(folder) | {f"{unit.candidate} {unit.name}": raw}))
     folder.write(PARTS, json_bytes(found.with_part(sign(evidence, work.run.key()))))
-    work.step(f"{unit.name}: {done.result.status} {done.result.code}", folder.short_id, done.result)
+    (result,) = evidence.results
+    work.step(f"{unit.name}: {result.status} {result.code}", folder.short_id, result)
     return evidence
+
+
+def _judged(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> tuple[Evidence, Any]:
+    """Evidence and raw samples, made here or where the executor has its GPUs; signed here only."""
+    started = utc_now()
+    if work.executor.here or work.seconds_left <= 0:
+        done = _run(work, unit, runners)
+    else:
+        try:
+            seconds = min(UNIT_SECONDS, work.seconds_left)
+            return work.executor.unit(work.op, unit, work.cache, work.run.id, work.arch, seconds)
+        except PoolError as error:
+            name = GATE_NAMES[unit.gate]
+            done = Done(GateResult(name, Status.ERROR, "loop.error", str(error), contract=GATE_CONTRACT))
+    return part_of(work.op, work.run.id, work.arch, "", unit, done, started), done.raw
 
 
 def _run(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> Done:

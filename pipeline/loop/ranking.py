@@ -19,7 +19,7 @@ def ordered(work: Work, folders: Sequence[CandidateFolder]) -> tuple[Ranked, ...
     """Best first; equal costs in the order proposed."""
     if not folders:
         return ()
-    if work.arch == work.settings.archs[0]:
+    if work.executor.here and work.arch == work.settings.archs[0]:
         return _measured(work, folders)
     costs = [Ranked(f.path.name, _static(quick_result(f))) for f in folders]
     return tuple(sorted(costs, key=lambda r: r.us))

@@ -18,6 +18,8 @@ from kgen.loop.rounds import read_rounds
 from kgen.loop.settings import Settings
 from kgen.loop.steps import reopen, verdicts
 from kgen.loop.work import Work
+from kgen.pool.base import Executor
+from kgen.pool.local import LocalExecutor
 from kgen.proposers.base import Proposer
 from kgen.records import GATES, Status, Verdict, to_json
 from kgen.store.runs import Run, Runs
@@ -56,9 +58,11 @@ def work_on(
     cache: Path,
     observer: Observer = silent,
     kernels: Path | None = None,
+    executor: Executor | None = None,
 ) -> Ended:
     """Hold the run and take it to its end; `kernels`: the set whose serving kernels have to be beaten.
 
+    `executor`: where the gates run, this machine by default; it is closed at the end.
     Raises LockBusy, Waiting, ProposerFailure, StoreError, NoSandboxError, ... Interrupted by an exception, the run says
     so and can be taken up again.
     """
@@ -67,7 +71,7 @@ def work_on(
 
     with run.lock():
         _whole(run)
-        work = Work(run, op, settings, proposer, cache, observer, kernels)
+        work = Work(run, op, settings, proposer, cache, observer, kernels, executor=executor or LocalExecutor())
         reopen(work)
         work.spent = sum(r.seconds for r in read_rounds(run))
         finished = False

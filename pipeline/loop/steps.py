@@ -19,7 +19,7 @@ from kgen.loop.intake import judge
 from kgen.loop.plan import Policy, kept, plan
 from kgen.loop.plans import Plan, read_plans, write_plan
 from kgen.loop.population import Specimen, population
-from kgen.loop.proving import prove, settle
+from kgen.loop.proving import prove_all, settle
 from kgen.loop.ranking import ordered
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
 from kgen.loop.stopping import Standing, stop
@@ -150,11 +150,8 @@ class Steps:
 
     def gate(self, gate: str, state: State) -> State:
         """One GPU gate for everything that is alive; a skip goes on, so that each gate says why it did not run."""
-        alive = []
-        for folder in self.work.folders(state["alive"]):
-            result = prove(self.work, folder, gate)
-            if result.status in (Status.PASS, Status.SKIP):
-                alive.append(folder.path.name)
+        results = prove_all(self.work, self.work.folders(state["alive"]), gate)
+        alive = [n for n, r in zip(state["alive"], results, strict=True) if r.status in (Status.PASS, Status.SKIP)]
         return {**state, "alive": alive}
 
     def judge(self, state: State) -> State:

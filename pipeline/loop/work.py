@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kgen.contract.op import Op
-from kgen.gates.builder.pool import Builder
-from kgen.gates.compile import CompileGate
-from kgen.gates.environment import device_arch
-from kgen.gates.sandbox import choose
+from kgen.gates.compile import BuildGate
 from kgen.loop.events import Event, Observer, silent
 from kgen.loop.settings import Settings
+from kgen.pool.base import Executor
+from kgen.pool.local import LocalExecutor
 from kgen.proposers.base import Proposer
 from kgen.records import GateResult, Status
 from kgen.store.candidates import CandidateFolder
@@ -37,25 +36,27 @@ class Work:
     spent: float = 0.0
     started: float = field(default_factory=time.monotonic)
     stopping: threading.Event = field(default_factory=threading.Event)
+    executor: Executor = field(default_factory=LocalExecutor)
 
     @functools.cached_property
     def arch(self) -> str:
-        """The GPU here, "" without one."""
-        return device_arch()
+        """The GPU that the executor has, "" without one: a claimed one where it can choose."""
+        found = self.executor.archs()
+        return next((arch for arch in self.settings.archs if arch in found), found[0] if found else "")
 
     @functools.cached_property
-    def gate(self) -> CompileGate:
+    def gate(self) -> BuildGate:
         """Made on first use: a run that only waits for GPU gates needs no compiler. Raises NoSandboxError, ..."""
-        return CompileGate(self.op, self.cache, Builder(choose(unsafe_no_sandbox=self.settings.unsafe)))
+        return self.executor.gate(self.op, self.cache, self.settings.unsafe)
 
     def close(self, at_once: bool = False) -> None:
-        """End the builder; `at_once`: without waiting for builds, whose results are then dropped."""
+        """End the executor's work; `at_once`: without waiting for builds, whose results are then dropped."""
         self.stopping.set()
-        if "gate" not in self.__dict__:
-            return
-        first, second = (self.gate.builder, self.gate) if at_once else (self.gate, self.gate.builder)
-        first.close()
-        second.close()
+        if at_once:
+            self.executor.close(at_once)
+        if "gate" in self.__dict__:
+            self.gate.close()
+        self.executor.close(at_once)
 
     @property
     def seconds_left(self) -> float:
