@@ -1,5 +1,17 @@
-"""Parametrised kernel families of the `search` proposer: a template, a parameter space and known good points, by op."""
+"""Parametrised kernel families of the `search` proposer: templates, known good points and parameter spaces, by op.
 
-from kgen.proposers.families.space import FAMILIES, FIXED, Family, Variant, render
+One module a family; a family of a new op is added to the table here.
+"""
 
-__all__ = ["FAMILIES", "FIXED", "Family", "Variant", "render"]
+from kgen.proposers.families import attn_res, moe_shared, projection
+from kgen.proposers.families.family import Family
+from kgen.proposers.families.point import FIXED, Variant, render
+from kgen.proposers.families.space import Choice, Limit, Space, Whole
+
+FAMILIES: dict[str, Family] = {
+    **projection.FAMILIES,
+    "moe_shared": moe_shared.FAMILY,
+    "attn_res": attn_res.FAMILY,
+}
+
+__all__ = ["FAMILIES", "FIXED", "Choice", "Family", "Limit", "Space", "Variant", "Whole", "render"]
