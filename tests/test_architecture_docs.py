@@ -34,7 +34,7 @@ PREFIXED = {
     ("pipeline/loop/building.py", "skipped"): "compile",
 }
 COMMANDS = (
-    *("ops", "propose", "resume", "runs", "gate", "promote", "rollback"),
+    *("ops", "propose", "resume", "replay", "runs", "gate", "promote", "rollback"),
     *("verify", "status", "report", "kit", "ingest", "doctor", "gpu"),
 )
 

@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,6 +50,16 @@ Proposers = Annotated[
 Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds at most (search: 1, writers: 6).")]
 Candidates = Annotated[int | None, typer.Option("--candidates", min=1, help="Candidates at most (search: 24).")]
 Minutes = Annotated[float, typer.Option("--minutes", help="Wall time at most.")]
+Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Candidates that are built on at a time (4).")]
+Explore = Annotated[
+    float | None, typer.Option("--explore", min=0.0, max=1.0, help="Share of asks for a fresh design (0.25).")
+]
+Parallel = Annotated[int | None, typer.Option("--parallel", min=1, help="Questions to a model at once (4).")]
+Patience = Annotated[int | None, typer.Option("--patience", min=0, help="End after so many rounds without gain.")]
+StopRoofline = Annotated[
+    float | None,
+    typer.Option("--stop-roofline", min=0.0, max=1.0, help="End when a timed candidate reaches this share of it."),
+]
 Interpret = Annotated[
     bool, typer.Option("--interpret/--no-interpret", help="Without a GPU, check numbers in the PTX interpreter.")
 ]
@@ -63,13 +73,18 @@ def register(app: typer.Typer) -> None:
 
 def propose(
     op: Annotated[str, typer.Option("--op", help="The op; kgen ops lists them.")],
-    seed: Annotated[int, typer.Option("--seed", help="Of the proposer.")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the proposer and the plans (0).")] = None,
     proposer: Proposers = "",
     replay: Annotated[str, typer.Option("--replay", metavar="RUN", help="The run that replay reads.")] = "",
     rounds: Rounds = None,
     candidates: Candidates = None,
     minutes: Minutes = 60.0,
     max_usd: Annotated[float, typer.Option("--max-usd", min=0.0, help="Cost at most (0: no limit).")] = 0.0,
+    beam: Beam = None,
+    explore: Explore = None,
+    parallel: Parallel = None,
+    patience: Patience = None,
+    stop_roofline: StopRoofline = None,
     arch: Arch = None,
     dims: Dims = None,
     tokens: Tokens = None,
@@ -85,25 +100,25 @@ def propose(
 ) -> None:
     """Propose kernels for an op and take them as far as this machine can: staged, or promotable with a GPU."""
     from kgen.loop.session import begin
-    from kgen.loop.settings import ARCHS, BUDGETS, WRITER_BUDGET, Settings
+    from kgen.loop.settings import ARCHS, Settings
     from kgen.proposers.choose import MAKERS, choose
 
     found = find_op(op)
     proposer = one_of("--proposer", proposer or ("replay" if replay else ""), ("", *MAKERS))
     if bool(replay) != (proposer == "replay"):
         raise boundary.Usage("--proposer replay and --replay RUN go together: RUN is what to propose again")
-    source = find_run(replay, runs).path if replay else None
+    recorded = find_run(replay, runs) if replay else None
+    source = recorded.path if recorded else None
     choice = choose(proposer, source=source)
     name = choice.proposer.name
     if name == "search":
         _searchable(found.name)
-    budget = BUDGETS.get(name, WRITER_BUDGET)
+    given = {"seed": seed, "rounds": rounds, "candidates": candidates, "beam": beam, "explore": explore}
+    given |= {"parallel": parallel, "patience": patience, "stop_roofline": stop_roofline}
     asked = Settings(
         op=found.name,
         proposer=name,
-        seed=seed,
-        rounds=rounds or budget[0],
-        candidates=candidates or max(budget[1], rounds or 0),
+        **_pace(name, given, recorded),
         minutes=minutes,
         max_usd=max_usd,
         archs=tuple(arch or ARCHS),
@@ -122,6 +137,18 @@ def propose(
     run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
     where = places(runs, kernels, cache)
     _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, where, promote, json, quiet)
+
+
+def _pace(name: str, given: Mapping[str, float | None], recorded: "Run | None") -> dict[str, Any]:
+    """How the run is planned: as said, else as in the recording that it replays, else by what suits the proposer."""
+    from kgen.loop.settings import BUDGETS, WRITER_BUDGET, read_settings
+
+    said = {key: value for key, value in given.items() if value is not None}
+    if recorded is not None:
+        settings = read_settings(recorded.info.settings, f"{recorded.path}/run.json")
+        return {**{key: getattr(settings, key) for key in given}, **said}
+    rounds, candidates = BUDGETS.get(name, WRITER_BUDGET)
+    return {"rounds": rounds, "candidates": max(candidates, int(said.get("rounds", 0))), **said}
 
 
 def _searchable(op: str) -> None:

@@ -12,6 +12,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="The runs kept here.", invoke_without_command=True)
     group.callback()(listing)
     group.command("show")(show)
+    group.command("diff")(diff)
     app.add_typer(group, name="runs")
 
 
@@ -60,3 +61,15 @@ def show(
         output.emit(as_json(read(found, op)))
     else:
         conclude(found, op, places(runs))
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="RUN", help="One run.")],
+    b: Annotated[str, typer.Argument(metavar="RUN", help="The other one.")],
+    runs: RunsOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Whether two runs came to the same candidates, codes and decisions, times excluded; exit 1 where not."""
+    from kgen.cli.replay import compared
+
+    compared(find_run(a, runs), find_run(b, runs), json)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kgen.loop import cost, matrix
 from kgen.loop.building import quick_result
 from kgen.loop.population import BROKEN, BUILT, RIGHT, STATIC, TIMED, Score, Specimen, shape, span, techniques
+from kgen.loop.replaying import recording
 from kgen.loop.rounds import read_rounds
 from kgen.loop.work import Work
 from kgen.promotion.gather import EVIDENCE
@@ -55,7 +56,9 @@ def basis(history: Iterable[Specimen]) -> str:
 
 
 def points_of(work: Work, folder: CandidateFolder) -> tuple[PerfPoint, ...]:
-    """The candidate's timed points, () without evidence."""
+    """The candidate's timed points, () without evidence; in a replay those of the recorded run."""
+    if (recorded := recording(work.settings)) is not None and (then := recorded.points(folder.short_id)):
+        return then
     path = folder.file(EVIDENCE)
     return read_record(SignedEvidence, path).evidence.points if path.exists() else ()
 

@@ -17,10 +17,11 @@ from kgen.loop.building import full_tier, quick_result, quick_tier
 from kgen.loop.history import basis, points_of, specimens
 from kgen.loop.intake import judge
 from kgen.loop.plan import Policy, kept, plan
-from kgen.loop.plans import Plan, read_plans, write_plan
+from kgen.loop.plans import Decision, Plan, read_plans, write_plan
 from kgen.loop.population import Specimen, population
 from kgen.loop.proving import prove_all, settle
 from kgen.loop.ranking import ordered
+from kgen.loop.replaying import recording
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
 from kgen.loop.stopping import Standing, stop
 from kgen.loop.work import Work
@@ -54,7 +55,7 @@ class Steps:
             return {**state, "over": ""}  # a resumed run goes through the rounds it had
         plans, history = read_plans(work.run), specimens(work)
         known, before = next((p for p in plans if p.number == number), None), [p for p in plans if p.number < number]
-        mark, ending = basis(history), stop(self._standing(number - 1, history), work.settings) if number > 1 else None
+        mark, ending = basis(history), self._ending(number, history)
         policy = Policy(work.settings.seed, work.settings.beam, work.settings.explore)
         if ending is not None:
             made = Plan(number, (), (*kept(population(history, policy.beam)), ending), mark)
@@ -67,9 +68,15 @@ class Steps:
             write_plan(work.run, made)
         return {**state, "over": ending.reason if ending else ""}
 
-    def _standing(self, number: int, history: Sequence[Specimen]) -> Standing:
-        left, seconds = self.candidates_left, self.work.seconds_left
-        return Standing(number, history, left, seconds, self.spent_usd, reached(self.work))
+    def _ending(self, number: int, history: Sequence[Specimen]) -> Decision | None:
+        """Why round `number` is not begun, None while it may be. A first round is always begun."""
+        work, recorded = self.work, recording(self.work.settings)
+        if number == 1:
+            return None
+        if recorded is not None and (by_clock := recorded.ending(number)) is not None:
+            return by_clock
+        left, seconds = self.candidates_left, work.seconds_left
+        return stop(Standing(number - 1, history, left, seconds, self.spent_usd, reached(work)), work.settings)
 
     def propose(self, state: State) -> State:
         """Candidates of the next round: those recorded for it, else new ones from the proposer."""
@@ -138,7 +145,9 @@ class Steps:
         passed = quick_tier(work, work.folders(state["candidates"]))
         entry = self._round(state)
         if not entry.ranked:
-            entry = write_round(work.run, replace(entry, order=ordered(work, passed), ranked=True))
+            recorded = recording(work.settings)
+            then = recorded.order(entry.number, [f.path.name for f in passed]) if recorded else ()
+            entry = write_round(work.run, replace(entry, order=then or ordered(work, passed), ranked=True))
         survivors = full_tier(work, work.folders(r.candidate for r in entry.order))
         if "gate" in work.__dict__:
             said = f"{work.gate.built} builds made, {work.gate.cached} taken from the cache"
