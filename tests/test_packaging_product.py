@@ -8,7 +8,9 @@ from kgen.cli.app import build
 from kgen.cli.sets import current
 from kgen.ops import REGISTRY
 from kgen.promotion import status, verify
+from kgen.promotion.rebuild import gate_rebuilder
 from kgen.promotion.verify import Outcome
+from kgen.records import Candidate, Origin
 from kgen.store.kernelset import KernelSet
 from kgen.store.paths import SetPath
 
@@ -35,5 +37,21 @@ def test_moe_shared_is_promoted_at_every_served_point_and_never_slower() -> None
             assert champion is not None and champion.labels[key] == "win", key
 
 
-def test_the_sources_rebuild_to_the_stored_objects() -> None:
+def test_sources_rebuild_to_stored_objects_at_a_narrow_a_middle_and_a_wide_point() -> None:
+    kernels, rebuilder = KernelSet(SET), gate_rebuilder(REGISTRY)
+    manifest = kernels.manifest()
+    serving = [p for p in manifest.promotions if p.seq in set(manifest.champions.values())]
+    assert serving
+    for promotion in serving:
+        recorded = sorted(kernels.builds(promotion), key=lambda b: (b.problem.tokens, b.problem.key))
+        chosen = [recorded[0], recorded[len(recorded) // 2], recorded[-1]]
+        if any(b.compiler != rebuilder.compiler for b in chosen):
+            pytest.skip("another compiler release than that of the promotion")
+        candidate = Candidate(promotion.op, kernels.source(promotion), Origin("promoted"))
+        again = rebuilder.build(candidate, tuple(b.problem for b in chosen))
+        assert [rebuilder.difference(b, a) for b, a in zip(chosen, again, strict=True)] == ["", "", ""]
+
+
+@pytest.mark.deep
+def test_the_sources_rebuild_to_all_stored_objects() -> None:
     assert boundary.run(build(), ["verify", "--set", str(SET)]) == boundary.OK
