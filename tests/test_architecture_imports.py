@@ -20,18 +20,19 @@ BASE = {"records"}
 OPS = BASE | {"contract", "ops"}
 SERVE = OPS | {"store", "serve"}
 GATES = SERVE | {"model", "gates"}
-ABOVE = GATES | {"proposers", "promotion", "prompts", "pool"}
+ABOVE = GATES | {"config", "proposers", "promotion", "prompts", "pool"}
 ALLOWED = {
     "records": set(),
     "prompts": set(),
     "generated_kernels": set(),
     "store": BASE,
+    "config": BASE | {"store"},
     "contract": BASE,
     "ops": BASE | {"contract"},
     "serve": OPS | {"store"},
     "model": SERVE,
     "gates": SERVE | {"model"},
-    "proposers": GATES | {"prompts"},
+    "proposers": GATES | {"config", "prompts"},
     "promotion": GATES,
     "pool": GATES,
     "loop": ABOVE,

@@ -1,8 +1,9 @@
-"""One question to a chat.completions endpoint, through the openai package (2.25 and newer, 3.x), with faults as values.
+"""One question to an endpoint, through the openai package (2.25 and newer, 3.x), with faults as values.
 
-What the library does not do is done here: a total deadline (its timeout is per read), one bounded layer of retries
-that honours Retry-After, a cap on the size of a reply, and validation of everything in it. Every text that leaves is
-redacted. Not covered: tools, images, several choices, and stateful APIs.
+What the library does not do is done here, for chat.completions and Responses (`responses`) alike: a total deadline (its
+timeout is per read), one bounded layer of retries that honours Retry-After, a cap on the size of a reply, validation
+of everything in it, and going on without tools where a server refuses them. Every text that leaves is redacted. Not
+covered: calling tools, images, several choices, and stateful APIs.
 """
 
 from __future__ import annotations
@@ -10,95 +11,162 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kgen.proposers.base import ProposerError, SetupError, Usage
+from kgen.proposers import responses
+from kgen.proposers.base import ProposerError, ProposerFailure, SetupError, Usage
 from kgen.proposers.endpoint import Endpoint
 from kgen.proposers.faults import Fault, fault_of
 from kgen.proposers.redact import redacted_logs
+from kgen.proposers.wire import (
+    MAX_CALLS,
+    MAX_REPLY_BYTES,
+    OVERSIZE,
+    Message,
+    Reply,
+    ToolCall,
+    ToolSpec,
+    call,
+    characters,
+    count,
+)
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-log = logging.getLogger(__name__)
+__all__ = ["MAX_ATTEMPTS", "MAX_REPLY_BYTES", "OVERSIZE", "Chat", "Message", "Reply"]
 
-Message = dict[str, str]
+log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 4
 BACKOFF_S = (0.5, 2.0, 8.0)  # before the second, third, fourth attempt, unless the server says Retry-After
-MAX_REPLY_BYTES = 8_000_000  # of a whole response body: an answer of 2 MB with every character escaped
 CONNECT_S = 10.0
 GRACE_S = 2.0  # after the deadline, for the connection to be closed in order
-MAX_COUNT = 10**9  # token counts above this are nonsense
 MAX_FAULT = 800  # characters of a fault, cut only after redaction
-OVERSIZE = "oversize"  # our own finish reason
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A complete reply. `finish` is the server's reason; only "stop" means that the text is whole."""
-
-    text: str
-    finish: str
-    prompt_tokens: int | None = None  # None: the server did not say
-    completion_tokens: int | None = None
+NO_TOOLS = frozenset({400, 404, 422, 500, 501})  # HTTP status of a server that has none, if its words name them
+NAMES_TOOLS = re.compile(r"(?i)\b(tools?|tool_choice|functions?)\b")
 
 
 class Chat:
-    """Asks one endpoint. The client is made per question: constructing this needs neither the package nor a key."""
+    """Asks one endpoint. The client is made per question: constructing this needs neither the package nor a key.
+
+    `refused` is what the server said against tools, "" as long as it takes them. May be used by several threads.
+    """
 
     def __init__(self, endpoint: Endpoint, sleep: Callable[[float], None] = time.sleep) -> None:
         self.endpoint = endpoint
         self._sleep = sleep
         self._redact = endpoint.redactor.text
+        self.refused = "" if endpoint.tools else "switched off"
 
     def ask(
-        self, messages: list[Message], deadline_s: float, max_tokens: int, attempts: int = MAX_ATTEMPTS
+        self,
+        messages: list[Message],
+        deadline_s: float,
+        max_tokens: int,
+        attempts: int = MAX_ATTEMPTS,
+        tools: Sequence[ToolSpec] = (),
+        room: Callable[[Usage], int] | None = None,
     ) -> tuple[Reply, Usage]:
-        """The first complete reply within `deadline_s`. Raises ProposerError or SetupError, both with the usage."""
-        with redacted_logs(self.endpoint.redactor):
-            return self._ask(messages, deadline_s, max_tokens, attempts)
+        """The first complete reply within `deadline_s`. Raises ProposerError or SetupError, both with the usage.
 
-    def _ask(self, messages: list[Message], deadline_s: float, max_tokens: int, attempts: int) -> tuple[Reply, Usage]:
-        start, attempt = time.monotonic(), 0
+        `room` says before every further attempt how many tokens its answer may have, or raises BudgetError.
+        """
+        with redacted_logs(self.endpoint.redactor):
+            return self._ask(messages, deadline_s, max_tokens, attempts, tools, room or (lambda _: max_tokens))
+
+    def _ask(
+        self,
+        messages: list[Message],
+        deadline_s: float,
+        max_tokens: int,
+        attempts: int,
+        tools: Sequence[ToolSpec],
+        room: Callable[[Usage], int],
+    ) -> tuple[Reply, Usage]:
+        start, usage = time.monotonic(), Usage()
         while True:
-            attempt += 1
             left = start + deadline_s - time.monotonic()
-            result = self._attempt(messages, left, max_tokens)
-            usage = Usage(attempts=attempt, seconds=time.monotonic() - start)
+            offered = () if self.refused else tuple(tools)
+            result = self._attempt(self._body(messages, max_tokens, offered), left)
+            usage = replace(usage, attempts=usage.attempts + 1, seconds=time.monotonic() - start)
             if isinstance(result, Reply):
                 return result, self._counted(usage, messages, result)
+            if result.lost:
+                usage = self._lost(usage, messages, max_tokens)
+            left = start + deadline_s - time.monotonic()
+            again = usage.attempts < min(attempts, MAX_ATTEMPTS) and left > 0
+            if offered and again and result.status in NO_TOOLS and NAMES_TOOLS.search(result.message):
+                self.refused = result.message
+                log.info("attempt %d: %s; again without tools", usage.attempts, result.message)
+                continue
             if result.fatal:
                 raise SetupError(result.message, usage)
-            pause = BACKOFF_S[min(attempt, len(BACKOFF_S)) - 1] if result.retry_after is None else result.retry_after
-            left = start + deadline_s - time.monotonic()
-            if attempt >= min(attempts, MAX_ATTEMPTS) or pause >= left:
+            tried = min(usage.attempts, len(BACKOFF_S))
+            pause = BACKOFF_S[tried - 1] if result.retry_after is None else result.retry_after
+            if not again or pause >= left:
                 waits = f"; it asks to wait {pause:.0f} s" if result.retry_after is not None else ""
-                raise ProposerError(f"{result.message}{waits} (attempt {attempt}, {usage.seconds:.1f} s)", usage)
-            log.info("attempt %d: %s; again in %.1f s", attempt, result.message, pause)
+                told = f"{result.message}{waits} (attempt {usage.attempts}, {usage.seconds:.1f} s)"
+                raise ProposerError(told, usage)
+            max_tokens = self._room(room, usage)
+            log.info("attempt %d: %s; again in %.1f s", usage.attempts, result.message, pause)
             self._sleep(pause)
+
+    @staticmethod
+    def _room(room: Callable[[Usage], int], usage: Usage) -> int:
+        try:
+            return room(usage)
+        except ProposerFailure as failure:
+            failure.usage = usage
+            raise
+
+    def _lost(self, usage: Usage, messages: list[Message], max_tokens: int) -> Usage:
+        """With one more request whose tokens nobody knows: charged with the most that it can have cost."""
+        most = self.endpoint.cost_usd(Usage(characters(messages) // 3, max_tokens))
+        cost = usage.cost_usd if most is None else (usage.cost_usd or 0.0) + most
+        return replace(usage, lost=usage.lost + 1, cost_usd=cost)
 
     def _counted(self, usage: Usage, messages: list[Message], reply: Reply) -> Usage:
         """`usage` with the reply's tokens; where the server says nothing, three characters count as one token."""
         known = reply.prompt_tokens is not None and reply.completion_tokens is not None
-        prompt = reply.prompt_tokens if known else sum(len(m["content"]) for m in messages) // 3
-        completion = reply.completion_tokens if known else len(reply.text) // 3
+        called = sum(len(c.arguments) for c in reply.calls)
+        prompt = reply.prompt_tokens if known else characters(messages) // 3
+        completion = reply.completion_tokens if known else (len(reply.text) + called) // 3
         counted = replace(
-            usage, prompt_tokens=prompt or 0, completion_tokens=completion or 0, estimated=usage.estimated or not known
+            usage,
+            prompt_tokens=prompt or 0,
+            completion_tokens=completion or 0,
+            estimated=usage.estimated or not known,
+            cached_tokens=min(reply.cached_tokens or 0, prompt or 0),
+            reasoning_tokens=min(reply.reasoning_tokens or 0, completion or 0),
         )
-        return replace(counted, cost_usd=self.endpoint.cost_usd(counted))
+        cost = self.endpoint.cost_usd(counted)
+        return replace(counted, cost_usd=usage.cost_usd if cost is None else cost + (usage.cost_usd or 0.0))
 
-    def _attempt(self, messages: list[Message], seconds: float, max_tokens: int) -> Reply | Fault:
+    def _body(self, messages: list[Message], max_tokens: int, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        """The request. What stays the same from question to question comes first, for servers that cache prefixes."""
+        where = self.endpoint
+        sampling = {} if where.temperature is None else {"temperature": where.temperature}
+        if where.api == "responses":
+            own = responses.request(messages, max_tokens, where.reasoning_effort, tools)
+            return {"model": where.model, **own, **sampling}
+        body: dict[str, Any] = {"model": where.model, "messages": messages, where.tokens_field: max_tokens, **sampling}
+        if where.reasoning_effort is not None:
+            body["reasoning_effort"] = where.reasoning_effort
+        if tools:
+            given = [{"name": t.name, "description": t.description, "parameters": dict(t.parameters)} for t in tools]
+            body["tools"] = [{"type": "function", "function": tool} for tool in given]
+        return body
+
+    def _attempt(self, body: dict[str, Any], seconds: float) -> Reply | Fault:
         """One request, bounded in time whatever the server or the resolver does."""
         box: list[Reply | Fault] = []
-        body = {"model": self.endpoint.model, "messages": messages, self.endpoint.tokens_field: max_tokens}
-        if self.endpoint.temperature is not None:
-            body["temperature"] = self.endpoint.temperature
         thread = threading.Thread(target=self._run, args=(body, seconds, box), daemon=True, name="kgen-chat")
         thread.start()
         thread.join(max(0.0, seconds) + GRACE_S)
@@ -106,7 +174,9 @@ class Chat:
         result = box[0] if box else late
         if isinstance(result, Fault):
             return replace(result, message=self._redact(result.message)[:MAX_FAULT])
-        return replace(result, text=self._redact(result.text), finish=self._redact(result.finish)[:40])
+        redact = self._redact
+        calls = tuple(ToolCall(*map(redact, (c.id, c.name, c.arguments))) for c in result.calls)
+        return replace(result, text=redact(result.text), finish=redact(result.finish)[:40], calls=calls)
 
     def _run(self, body: dict[str, Any], seconds: float, box: list[Reply | Fault]) -> None:
         shown = self.endpoint.shown
@@ -118,8 +188,13 @@ class Chat:
             box.append(fault_of(error, shown, self.endpoint.model, self._redact))
 
     async def _request(self, body: dict[str, Any], seconds: float) -> Reply | Fault:
+        own = self.endpoint.api == "responses"
         async with _client(self.endpoint, seconds) as client:
-            result = await (_streamed(client, body) if self.endpoint.stream else _whole(client, body))
+            if self.endpoint.stream:
+                result = await (responses.streamed(client, body) if own else _streamed(client, body))
+            else:
+                made = client.responses if own else client.chat.completions
+                result = await _whole(made, body, responses.validated if own else _validated)
         if isinstance(result, Fault):
             return replace(result, message=f"{self.endpoint.shown}: {result.message}")
         return result
@@ -143,10 +218,10 @@ async def _client(endpoint: Endpoint, seconds: float) -> AsyncIterator[AsyncOpen
         await client.close()
 
 
-async def _whole(client: AsyncOpenAI, body: dict[str, Any]) -> Reply | Fault:
-    """A plain request, its body read in pieces so that its size can be capped."""
+async def _whole(made: Any, body: dict[str, Any], validated: Callable[[Any], Reply | Fault]) -> Reply | Fault:
+    """A plain request to one of the client's parts, its body read in pieces so that its size can be capped."""
     raw = bytearray()
-    async with client.chat.completions.with_streaming_response.create(**body) as response:
+    async with made.with_streaming_response.create(**body) as response:
         async for piece in response.iter_bytes():
             raw += piece
             if len(raw) > MAX_REPLY_BYTES:
@@ -156,7 +231,7 @@ async def _whole(client: AsyncOpenAI, body: dict[str, Any]) -> Reply | Fault:
         data = json.loads(bytes(raw))
     except (ValueError, RecursionError):
         return Fault(f"the reply is not JSON ({len(raw)} bytes of {kind})")
-    return _validated(data)
+    return validated(data)
 
 
 def _validated(data: Any) -> Reply | Fault:
@@ -170,13 +245,37 @@ def _validated(data: Any) -> Reply | Fault:
     content, refusal = message.get("content"), message.get("refusal")
     if content is None and isinstance(refusal, str) and refusal:
         content, finish = "", "refusal"
+    calls = _calls(message.get("tool_calls"))
     if content is None and finish != "stop":
         content = ""  # cut off before the first word of the answer, e.g. while reasoning
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str):
         return Fault(f"the reply's content is {type(content).__name__}, not text")
-    usage = data.get("usage")
-    counts = usage if isinstance(usage, dict) else {}
-    return Reply(content, finish, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")))
+    return Reply(content, finish, *_counts(data.get("usage")), calls)
+
+
+def _calls(listed: Any) -> tuple[ToolCall, ...]:
+    """The calls of tools in a reply; what is none is left out."""
+    found = []
+    for number, item in enumerate(listed[:MAX_CALLS] if isinstance(listed, list) else (), 1):
+        function = item.get("function") if isinstance(item, dict) else None
+        if isinstance(function, dict):
+            found.append(call(number, item.get("id"), function.get("name"), function.get("arguments")))
+    return tuple(c for c in found if c is not None)
+
+
+def _counts(usage: Any) -> tuple[int | None, int | None, int | None, int | None]:
+    """Tokens of the prompt, of the answer, cached of the one, reasoning of the other."""
+    given = usage if isinstance(usage, dict) else {}
+    inner = [given.get(f"{name}_tokens_details") for name in ("prompt", "completion")]
+    into, out = (details if isinstance(details, dict) else {} for details in inner)
+    return (
+        count(given.get("prompt_tokens")),
+        count(given.get("completion_tokens")),
+        count(into.get("cached_tokens")),
+        count(out.get("reasoning_tokens")),
+    )
 
 
 async def _streamed(client: AsyncOpenAI, body: dict[str, Any]) -> Reply | Fault:
@@ -184,6 +283,7 @@ async def _streamed(client: AsyncOpenAI, body: dict[str, Any]) -> Reply | Fault:
     parts: list[str] = []
     size, finish, refused = 0, None, False
     usage: Any = None
+    called: dict[int, dict[str, Any]] = {}
     stream = await client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
     async for chunk in stream:
         usage = getattr(chunk, "usage", None) or usage
@@ -199,13 +299,26 @@ async def _streamed(client: AsyncOpenAI, body: dict[str, Any]) -> Reply | Fault:
             size += len(text)
         elif text is not None:
             return Fault(f"a chunk's content is {type(text).__name__}, not text")
+        size += _hear(getattr(delta, "tool_calls", None), called)
         if size > MAX_REPLY_BYTES:
             return Reply("", OVERSIZE)
     if finish is None:
         return Fault("the stream ended without a finish_reason")
-    counts = (_count(getattr(usage, name, None)) for name in ("prompt_tokens", "completion_tokens"))
-    return Reply("".join(parts), "refusal" if refused and not parts else finish, *counts)
+    counts = usage.to_dict(warnings=False) if hasattr(usage, "to_dict") else None
+    calls = _calls([called[index] for index in sorted(called)])
+    return Reply("".join(parts), "refusal" if refused and not parts else finish, *_counts(counts), calls)
 
 
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else None
+def _hear(listed: Any, called: dict[int, dict[str, Any]]) -> int:
+    """Add the pieces of calls in a chunk to those that came before, by their index; returns how long they are."""
+    size = 0
+    for piece in listed if isinstance(listed, list) else ():
+        index, function = getattr(piece, "index", None), getattr(piece, "function", None)
+        if not isinstance(index, int) or (index not in called and len(called) >= MAX_CALLS):
+            continue
+        whole = called.setdefault(index, {"id": getattr(piece, "id", None), "function": {"name": "", "arguments": ""}})
+        for part in whole["function"]:
+            text = getattr(function, part, None)
+            whole["function"][part] += text if isinstance(text, str) else ""
+            size += len(text) if isinstance(text, str) else 0
+    return size

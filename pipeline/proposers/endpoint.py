@@ -1,4 +1,4 @@
-"""Which OpenAI-compatible endpoint to ask, with which key, model and limits; read from the environment, checked early.
+"""Which OpenAI-compatible endpoint to ask, with which key, model and limits; read from the settings, checked early.
 
 OPENAI_API_KEY, OPENAI_BASE_URL and KGEN_MODEL are what most set. Userinfo in the base URL is sent as a Basic header in
 place of the key, and is taken out of the URL, so that no library can log it.
@@ -7,23 +7,23 @@ place of the key, and is taken out of the URL, so that no library can log it.
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from kgen.config import Config, ConfigError, load
+from kgen.config.keys import DEFAULT_MODEL, DEFAULT_URL, DESIGN, MAX_TOKENS
 from kgen.proposers.base import SetupError, Usage
 from kgen.proposers.redact import Redactor, shown_url, url_secrets
-
-DEFAULT_URL = "https://api.openai.com/v1"
-DEFAULT_MODEL = "gpt-5.2"
-MAX_TOKENS = 32_000  # a 500-line kernel is about 8,000 tokens; the rest is room for reasoning
-_ON = frozenset({"1", "true", "yes", "on"})
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One endpoint. Prices in USD per million tokens; None: not known. Its repr shows no secret."""
+    """One endpoint. Prices in USD per million tokens; None: not known. Its repr shows no secret.
+
+    `price_cached` is that of prompt tokens which the server read from a cache; None: as any prompt token. `key_env` is
+    the variable that the key came from, for messages.
+    """
 
     api_key: str = field(repr=False)
     base_url: str = field(default=DEFAULT_URL, repr=False)
@@ -33,27 +33,46 @@ class Endpoint:
     stream: bool = False  # server-sent events: for proxies that cut connections on which nothing moves
     price_in: float | None = None
     price_out: float | None = None
+    price_cached: float | None = None
+    api: str = "chat"  # or "responses"
+    reasoning_effort: str | None = None
+    tools: bool = True  # offered, where a question has some
+    key_env: str = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
         if not self.api_key or any(not "!" <= c <= "~" for c in self.api_key):
-            raise SetupError("OPENAI_API_KEY is empty or holds characters that cannot be sent: set it again")
+            raise SetupError(f"{self.key_env} is empty or holds characters that cannot be sent: set it again")
         _checked_url(self.base_url)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Endpoint:
         """Raises SetupError (one line that names the variable) for missing or unusable settings."""
-        key = env.get("OPENAI_API_KEY", "").strip()
+        try:
+            return cls.of(load(env), env)
+        except ConfigError as error:
+            raise SetupError(str(error)) from None
+
+    @classmethod
+    def of(cls, config: Config, env: Mapping[str, str], role: str = DESIGN) -> Endpoint:
+        """What `role` asks. Raises SetupError without a usable key or URL."""
+        name, model = str(config.endpoint("key_env")), config.model(role)
+        key = env.get(name, "").strip()
         if not key:
-            raise SetupError("no key: set OPENAI_API_KEY (any word if the server needs none), or use --proposer search")
+            raise SetupError(f"no key: set {name} (any word if the server needs none), or use --proposer search")
         return cls(
             api_key=key,
-            base_url=env.get("OPENAI_BASE_URL", "").strip() or DEFAULT_URL,
-            model=env.get("KGEN_MODEL", "").strip() or DEFAULT_MODEL,
-            max_tokens=int(_number(env, "KGEN_MAX_TOKENS", 256, 1_000_000) or MAX_TOKENS),
-            temperature=_number(env, "KGEN_TEMPERATURE", 0, 2),
-            stream=env.get("KGEN_STREAM", "").strip().lower() in _ON,
-            price_in=_number(env, "KGEN_PRICE_IN", 0, 1e6),
-            price_out=_number(env, "KGEN_PRICE_OUT", 0, 1e6),
+            base_url=config.endpoint("base_url"),
+            model=model.model,
+            max_tokens=model.max_tokens,
+            temperature=model.temperature,
+            stream=config.endpoint("stream"),
+            price_in=model.price_in,
+            price_out=model.price_out,
+            price_cached=model.price_cached,
+            api=model.api,
+            reasoning_effort=model.reasoning_effort,
+            tools=config.endpoint("tools"),
+            key_env=name,
         )
 
     @property
@@ -88,9 +107,13 @@ class Endpoint:
         return "max_completion_tokens" if host == "openai.com" or host.endswith(".openai.com") else "max_tokens"
 
     def cost_usd(self, usage: Usage) -> float | None:
+        """Of these tokens; None where a price is not known. Tokens of reasoning are among those of the answer."""
         if self.price_in is None or self.price_out is None:
             return None
-        return (usage.prompt_tokens * self.price_in + usage.completion_tokens * self.price_out) / 1e6
+        cached = min(usage.cached_tokens, usage.prompt_tokens)
+        price_cached = self.price_in if self.price_cached is None else self.price_cached
+        prompt = (usage.prompt_tokens - cached) * self.price_in + cached * price_cached
+        return (prompt + usage.completion_tokens * self.price_out) / 1e6
 
 
 def _checked_url(url: str) -> None:
@@ -101,16 +124,3 @@ def _checked_url(url: str) -> None:
         usable = False
     if not usable or any(c.isspace() or not c.isprintable() for c in url):
         raise SetupError(f"OPENAI_BASE_URL is not an http(s) URL: {shown_url(url)!r}")
-
-
-def _number(env: Mapping[str, str], name: str, low: float, high: float) -> float | None:
-    text = env.get(name, "").strip()
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise SetupError(f"{name} must be a number from {low:g} to {high:g}")
-    return value

@@ -32,11 +32,21 @@ NO_QUOTA = frozenset({"insufficient_quota", "billing_hard_limit_reached"})  # 42
 
 @dataclass(frozen=True)
 class Fault:
-    """One failed attempt. `fatal`: the same request will fail again. `retry_after` in seconds, as the server asked."""
+    """One failed attempt. `fatal`: the same request will fail again. `retry_after` in seconds, as the server asked.
+
+    `status` is that of HTTP, 0 without one. `unsent`: the endpoint never had the request.
+    """
 
     message: str
     fatal: bool = False
     retry_after: float | None = None
+    status: int = 0
+    unsent: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the endpoint may have worked on the request, and may charge for it."""
+        return not (self.status or self.fatal or self.unsent)
 
 
 def fault_of(error: Exception, where: str, model: str, redact: Callable[[object], str]) -> Fault:
@@ -48,7 +58,9 @@ def fault_of(error: Exception, where: str, model: str, redact: Callable[[object]
         return _status_fault(error, words, where, model)
     if isinstance(error, openai.APIConnectionError):
         cause = error.__cause__ or error
-        return Fault(f"{where}: connection failed ({type(cause).__name__}: {_words(redact(cause))})")
+        name = type(cause).__name__
+        unsent = name in ("ConnectError", "ConnectTimeout")
+        return Fault(f"{where}: connection failed ({name}: {_words(redact(cause))})", unsent=unsent)
     if isinstance(error, openai.APIError):  # e.g. an error event inside a stream
         return Fault(f"{where}: the endpoint reports an error: {words}")
     if isinstance(error, openai.OpenAIError):  # raised before anything is sent
@@ -64,7 +76,8 @@ def _status_fault(error: object, words: str, where: str, model: str) -> Fault:
     if getattr(error, "code", None) in NO_QUOTA:
         fatal, meaning = True, "the account's quota is used up"
     headers = getattr(getattr(error, "response", None), "headers", {})
-    return Fault(f"{where}: {meaning} (HTTP {status}, model {model}): {words}", fatal, retry_after(headers))
+    told = f"{where}: {meaning} (HTTP {status}, model {model}): {words}"
+    return Fault(told, fatal, retry_after(headers), status)
 
 
 def _words(text: str) -> str:

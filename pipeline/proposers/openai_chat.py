@@ -1,8 +1,10 @@
-"""`openai`: asks a language model behind any OpenAI-compatible endpoint for one candidate at a time.
+"""`openai`: asks language models behind any OpenAI-compatible endpoint for one candidate at a time.
 
-The model has no authority and no tools; an answer is text from which one code block is taken. A malformed answer goes
-back with what is wrong, at most three times in a row. Every answer is kept, redacted, in the run folder. Not covered:
-asking several questions at once; candidates of one request are asked for one after the other.
+A model has no authority. It may look things up with the request's read-only tools, where the server has tools at all;
+its answer is text from which one code block is taken. A malformed answer goes back with what is wrong, at most three
+times in a row. Every answer is kept, redacted, in the run folder, with the calls of tools and their results: what was
+paid for or looked up before a crash is not asked again. Candidates of one request are asked for one after the other;
+several requests may be made at once.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from kgen.proposers.base import (
 )
 from kgen.proposers.chat import MAX_ATTEMPTS, OVERSIZE, Chat, Message, Reply
 from kgen.proposers.endpoint import Endpoint
+from kgen.proposers.models import Models
 from kgen.proposers.quoting import capped
 from kgen.proposers.render import Prompt, packaged
-from kgen.proposers.transcript import AnswerRecord, Transcript, storable
+from kgen.proposers.tools import MAX_ROUNDS, Toolbox, ToolUse, turns
+from kgen.proposers.transcript import CALLS, AnswerRecord, Transcript, storable
+from kgen.proposers.wire import characters
 from kgen.records import Candidate, Origin, canonical_json, sha256_bytes, sha256_text, to_json
 
 MIN_TOKENS = 1_000  # a budget that leaves less than this for an answer is spent
@@ -63,24 +68,42 @@ class _Session:
         return MAX_ATTEMPTS if allowed is None else allowed - self.usage.attempts
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What one prompt is asked with."""
+
+    chat: Chat
+    role: str
+    prompt: Prompt
+    tools: Toolbox
+
+
 class OpenAIProposer:
-    """See the module. Needs neither the openai package nor a key before the first `propose`."""
+    """See the module. Needs neither the openai package nor a key before the first `propose`. Thread-safe."""
 
     name = "openai"
+    concurrent = True
 
-    def __init__(self, endpoint: Endpoint | None = None, chat: Chat | None = None) -> None:
-        self._endpoint, self._chat = endpoint, chat
+    def __init__(
+        self, endpoint: Endpoint | None = None, chat: Chat | None = None, models: Models | None = None
+    ) -> None:
+        """`models`: one for each role; `endpoint` or `chat`: the same for all. Without any, the environment says it."""
+        self._endpoint = endpoint
+        self._models = models if chat is None else Models.one(chat)
 
     def propose(self, request: ProposalRequest) -> Proposal:
         """Up to `request.count` candidates. What failed after the first one is said in the proposal's note."""
-        chat = self._connected()
-        if request.budget.cost_usd is not None and chat.endpoint.cost_usd(Usage()) is None:
+        models = self._connected()
+        priced = all(chat.endpoint.cost_usd(Usage()) is not None for chat in models.chats.values())
+        if request.budget.cost_usd is not None and not priced:
             raise SetupError("a cost limit needs prices: set KGEN_PRICE_IN and KGEN_PRICE_OUT (USD per million tokens)")
-        session = _Session(request, seen={c.id for c, _ in request.history})
+        session = _Session(request, seen={c.id for c, _ in request.history} | request.taken)
         found: list[Candidate] = []
         for index in range(1, request.count + 1):
             try:
-                found.append(self._candidate(chat, session, packaged().prompt(request, index)))
+                prompt = packaged().prompt(request, index)
+                chat, role = models.chat(prompt.template), models.role(prompt.template)
+                found.append(self._candidate(session, _Question(chat, role, prompt, Toolbox(request.tools))))
             except ProposerFailure as failure:
                 failure.usage = session.usage
                 if not found:
@@ -89,21 +112,27 @@ class OpenAIProposer:
             session.seen.add(found[-1].id)
         return Proposal(tuple(found), session.usage)
 
-    def _connected(self) -> Chat:
-        if self._chat is None:
-            self._chat = Chat(self._endpoint or Endpoint.from_env(os.environ))
-        return self._chat
+    def _connected(self) -> Models:
+        if self._models is None:
+            self._models = Models.one(Chat(self._endpoint or Endpoint.from_env(os.environ)))
+        return self._models
 
-    def _candidate(self, chat: Chat, session: _Session, prompt: Prompt) -> Candidate:
+    def _candidate(self, session: _Session, asked: _Question) -> Candidate:
         messages: list[Message] = [
-            {"role": "system", "content": prompt.system},
-            {"role": "user", "content": prompt.user},
+            {"role": "system", "content": asked.prompt.system},
+            {"role": "user", "content": asked.prompt.user},
         ]
+        rounds = 0  # of calls since the last answer
         while session.unusable < MAX_IN_A_ROW:
-            text, outcome = self._answer(chat, session, prompt, messages)
+            text, outcome = self._answer(session, asked, messages, rounds < MAX_ROUNDS)
             if isinstance(outcome, Candidate):
                 session.unusable = 0
                 return outcome
+            if isinstance(outcome, tuple):
+                rounds += 1
+                messages += turns(text, outcome)
+                continue
+            rounds = 0
             session.unusable += 1
             session.last = outcome.code
             messages += [
@@ -113,23 +142,35 @@ class OpenAIProposer:
         raise ProposerExhausted(f"{MAX_IN_A_ROW} unusable answers in a row, the last one: {session.last}")
 
     def _answer(
-        self, chat: Chat, session: _Session, prompt: Prompt, messages: list[Message]
-    ) -> tuple[str, Candidate | FormatError]:
-        """One answer to `messages`: from this run's transcript if it is there, else asked for and kept."""
-        request, transcript = session.request, Transcript(session.request.run)
+        self, session: _Session, asked: _Question, messages: list[Message], tools: bool
+    ) -> tuple[str, Candidate | FormatError | tuple[ToolUse, ...]]:
+        """One answer to `messages`: from this run's transcript if it is there, else asked for and kept.
+
+        Text, and what it comes to: a candidate, what is wrong with it, or the tools that were called (if `tools`).
+        """
+        request, transcript, chat = session.request, Transcript(session.request.run), asked.chat
         question = sha256_bytes(canonical_json([chat.endpoint.model, [dict(m) for m in messages]]))
         kept = self._kept(transcript, question, session)
         if kept is not None:
-            return "", kept
+            return kept
         try:
             tokens = _tokens_left(chat.endpoint, session, messages)
-            reply, usage = chat.ask(messages, session.seconds_left, tokens, session.attempts_left)
+            offered = asked.tools.specs if tools else ()
+            reply, usage = chat.ask(
+                messages,
+                session.seconds_left,
+                tokens,
+                session.attempts_left,
+                offered,
+                lambda lost: _tokens_left(chat.endpoint, session, messages, lost),
+            )
         except ProposerFailure as failure:
             session.usage += failure.usage
             raise
         session.usage += usage
         text = storable(reply.text)
-        outcome = _read(reply, text, request.op.name, session.seen)
+        used = tuple(asked.tools.use(wanted) for wanted in reply.calls) if offered else ()
+        outcome = used or _read(reply, text, request.op.name, session.seen)
         record = AnswerRecord(
             proposer=self.name,
             model=chat.endpoint.model,
@@ -137,26 +178,40 @@ class OpenAIProposer:
             question_sha256=question,
             answer_sha256=sha256_text(text),
             finish=reply.finish,
-            outcome=outcome.code if isinstance(outcome, FormatError) else f"candidate {outcome.id}",
+            outcome=_word(outcome),
             usage=usage,
-            **prompt.origin(),
+            tools=used,
+            role=asked.role,
+            api=chat.endpoint.api,
+            **asked.prompt.origin(),
         )
         name = transcript.keep(record, text)
-        if isinstance(outcome, FormatError):
-            return text, outcome
-        return text, Candidate(outcome.op, outcome.source, self._origin(record, name))
+        if isinstance(outcome, Candidate):
+            return text, Candidate(outcome.op, outcome.source, self._origin(record, name))
+        return text, outcome
 
-    def _kept(self, transcript: Transcript, question: str, session: _Session) -> Candidate | None:
-        """The candidate of an answer that was bought before a crash and never reached the history."""
+    def _kept(
+        self, transcript: Transcript, question: str, session: _Session
+    ) -> tuple[str, Candidate | tuple[ToolUse, ...]] | None:
+        """What came of an answer that was bought before a crash and never reached the history."""
         entry = transcript.find(question)
+        if entry is not None and entry[0].outcome == CALLS:
+            return entry[1], entry[0].tools
         source = extract(entry[1]) if entry else None
         if entry is None or not isinstance(source, str) or entry[0].candidate in session.seen:
             return None
-        return Candidate(session.request.op.name, source, self._origin(entry[0], entry[2]))
+        return "", Candidate(session.request.op.name, source, self._origin(entry[0], entry[2]))
 
     def _origin(self, record: AnswerRecord, name: str) -> Origin:
         keys = ("model", "endpoint", "template", "templates_sha256", "prompt_sha256", "answer_sha256", "usage")
         return Origin(self.name, {"answer": name, **{key: to_json(getattr(record, key)) for key in keys}})
+
+
+def _word(outcome: Candidate | FormatError | tuple[ToolUse, ...]) -> str:
+    """What a transcript says of an answer."""
+    if isinstance(outcome, tuple):
+        return CALLS
+    return outcome.code if isinstance(outcome, FormatError) else f"candidate {outcome.id}"
 
 
 def _read(reply: Reply, text: str, op: str, seen: set[str]) -> Candidate | FormatError:
@@ -175,10 +230,10 @@ def _read(reply: Reply, text: str, op: str, seen: set[str]) -> Candidate | Forma
     return candidate
 
 
-def _tokens_left(endpoint: Endpoint, session: _Session, messages: list[Message]) -> int:
-    """How many tokens the next answer may have. Raises BudgetError when the budget leaves too few."""
-    budget, used = session.request.budget, session.usage
-    prompt = sum(len(m["content"]) for m in messages) // 3  # an upper estimate for English and code
+def _tokens_left(endpoint: Endpoint, session: _Session, messages: list[Message], lost: Usage | None = None) -> int:
+    """How many tokens the next answer may have; `lost`: attempts at it that failed. Raises BudgetError for too few."""
+    budget, used = session.request.budget, session.usage + (lost or Usage())
+    prompt = characters(messages) // 3  # an upper estimate for English and code
     limits = [endpoint.max_tokens]
     if session.attempts_left <= 0:
         raise BudgetError(f"the budget of {budget.attempts} requests is spent")

@@ -7,23 +7,33 @@ twice, and `replay` reads them back. Texts arrive here redacted.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from kgen.proposers.base import Usage
+from kgen.proposers.tools import ToolUse
 from kgen.records import sha256_text
+from kgen.records.codec import OPTIONAL
 from kgen.store.documents import json_bytes, read_record
 from kgen.store.durable import DURABLE
 from kgen.store.errors import IntegrityError
 
 FOLDER = "answers"
+CALLS = "tool calls"  # outcome of a reply that wanted tools called
 _META = re.compile(r"(\d{4,})\.json")
+_ORDER = threading.Lock()  # a number for each answer, also where several questions are asked at once
+_KEEPING = threading.Lock()  # questions are asked side by side; a run has one process
 
 
 @dataclass(frozen=True)
 class AnswerRecord:
-    """`outcome`: `candidate <id>` or the code of what is wrong with the answer. `question_sha256`: of all messages."""
+    """`outcome`: `candidate <id>`, CALLS, or the code of what is wrong with the answer.
+
+    `question_sha256` is that of all messages. `tools` are the calls of a reply with their results, as they were sent
+    back; `role` and `api` say how the model was asked.
+    """
 
     SCHEMA: ClassVar[str] = "kgen.answer/1"
     proposer: str
@@ -37,6 +47,9 @@ class AnswerRecord:
     finish: str
     outcome: str
     usage: Usage
+    tools: tuple[ToolUse, ...] = field(default=(), metadata=OPTIONAL)
+    role: str = field(default="", metadata=OPTIONAL)
+    api: str = field(default="chat", metadata=OPTIONAL)
 
     @property
     def candidate(self) -> str:
@@ -58,9 +71,10 @@ class Transcript:
 
     def keep(self, record: AnswerRecord, text: str) -> str:
         """Store an answer; the text first, so that an entry with its JSON is whole. Returns its relative name."""
-        number = max(self.numbers(), default=0) + 1
-        DURABLE.write(self.folder / f"{number:04d}.md", _utf8(text))
-        DURABLE.write(self.folder / f"{number:04d}.json", json_bytes(record))
+        with _KEEPING:
+            number = max(self.numbers(), default=0) + 1
+            DURABLE.write(self.folder / f"{number:04d}.md", _utf8(text))
+            DURABLE.write(self.folder / f"{number:04d}.json", json_bytes(record))
         return f"{FOLDER}/{number:04d}.md"
 
     def read(self, number: int) -> tuple[AnswerRecord, str] | None:
@@ -79,10 +93,11 @@ class Transcript:
         return sum(entry[0].usage.cost_usd or 0.0 for entry in entries if entry)
 
     def find(self, question_sha256: str) -> tuple[AnswerRecord, str, str] | None:
-        """The latest usable answer to exactly this question, with its relative name."""
+        """The latest answer to exactly this question that holds a candidate or called tools, with its relative name."""
         for number in reversed(self.numbers()):
             entry = self.read(number)
-            if entry and entry[0].question_sha256 == question_sha256 and entry[0].candidate:
+            usable = entry and (entry[0].candidate or entry[0].outcome == CALLS)
+            if entry and usable and entry[0].question_sha256 == question_sha256:
                 return entry[0], entry[1], f"{FOLDER}/{number:04d}.md"
         return None
 
