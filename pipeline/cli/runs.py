@@ -44,9 +44,10 @@ def show(
     runs: RunsOption = "",
     json: JsonOption = False,
 ) -> None:
-    """One run: its candidates and how far they got."""
+    """One run: its candidates and how far they got, who descends from whom, and what was decided and why."""
+    from kgen.cli.lineage import show_lineage
     from kgen.cli.propose import conclude
-    from kgen.report import as_json, read
+    from kgen.report import as_json, lineage, read
 
     found = find_run(run, runs)
     op = find_op(found.info.op)
@@ -57,9 +58,11 @@ def show(
         else:
             output.data(source.source)
         return
+    document = read(found, op)
     if json:
-        output.emit(as_json(read(found, op)))
+        output.emit({**as_json(document), "lineage": lineage.as_json(document)})
     else:
+        show_lineage(document)
         conclude(found, op, places(runs))
 
 

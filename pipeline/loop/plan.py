@@ -40,6 +40,7 @@ class _Round:
     before: Sequence[Plan]
     policy: Policy
     found: Population
+    repairable: list[Specimen] = field(default_factory=list)
     drafts: list[Ask] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
@@ -60,6 +61,7 @@ def plan(number: int, history: Sequence[Specimen], before: Sequence[Plan], polic
     """`count` >= 1 candidates are to be asked for in round `number`; `before`: the plans of the rounds before it."""
     made = _Round(number, history, before, policy, population(history, policy.beam))
     made.decisions += kept(made.found)
+    made.repairable = _repairable(made)
     if not history:
         for _ in range(count):
             made.add(DESIGN, "nothing has come to a verdict yet" if number > 1 else "nothing has been tried yet")
@@ -91,7 +93,12 @@ def _kept(member: Member, in_beam: bool) -> Decision:
 
 
 def _restarts(made: _Round, count: int) -> int:
-    """Half the slots start afresh where nothing was gained for a while; returns how many."""
+    """Half the slots start afresh where nothing was gained for a while; returns how many.
+
+    As long as nothing is right, what can be repaired is repaired first.
+    """
+    if made.repairable and not made.anything_right:
+        return 0
     gain = last_gain(made.history)
     again = max((p.number for p in made.before if any(a.kind == RESTART for a in p.asks)), default=0)
     idle = made.number - 1 - max(gain, again)
@@ -121,7 +128,7 @@ Draft = tuple[str, str, Sequence[str], Sequence[int]]  # kind, reason, parents, 
 def _exploits(made: _Round, slots: int) -> Iterator[Draft]:
     """Endless: repairs, crossovers, then the beam in turn; designs where there is nothing to build on."""
     most = -(-slots // 2) if made.anything_right else slots
-    for s in _repairable(made)[:most]:
+    for s in made.repairable[:most]:
         yield REPAIR, _why_repair(made, s), (s.id,), ()
     done = {frozenset(a.parents) for p in made.before for a in p.asks if a.kind == CROSSOVER}
     for a, b in pairs(made.found, done):

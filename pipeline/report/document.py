@@ -10,6 +10,7 @@ from typing import Any
 
 from kgen.contract.op import Op
 from kgen.loop.building import quick_result
+from kgen.loop.plans import Plan, read_plans
 from kgen.loop.rounds import Ranked, Round, read_rounds
 from kgen.loop.session import outcome
 from kgen.loop.settings import Settings, read_settings
@@ -83,6 +84,7 @@ class Document:
     op: Op
     settings: Settings
     rounds: tuple[Round, ...]
+    plans: tuple[Plan, ...]
     entries: tuple[Entry, ...]
     subject: Entry | None
 
@@ -123,7 +125,9 @@ def read(run: Run, op: Op) -> Document:
     entries = tuple(_entry(run, folder, ranked) for folder in run.folders())
     best = sorted(entries, key=lambda e: (FURTHEST.index(e.state), e.ratio, e.rank or len(entries), e.number))
     settings = read_settings(info.settings, f"{run.path}/run.json")
-    return Document(info, str(run.path), run.state, op, settings, rounds, entries, best[0] if best else None)
+    return Document(
+        info, str(run.path), run.state, op, settings, rounds, read_plans(run), entries, best[0] if best else None
+    )
 
 
 def _entry(run: Run, folder: CandidateFolder, ranked: dict[str, tuple[int, Ranked]]) -> Entry:

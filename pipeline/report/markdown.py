@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from kgen.report import background, sections
 from kgen.report.document import Document
+from kgen.report.lineage import lineage
 
 Section = Callable[[Document], str]
 MAX_BYTES = 64 << 10  # of a comment on GitHub
@@ -17,12 +18,20 @@ ORDER = (
     sections.speed,
     background.built,
     background.candidates,
+    lineage,
     background.environment,
     background.provenance,
     background.reproduce,
     background.logs,
 )
-LEFT_OUT_FIRST = (background.logs, background.candidates, background.provenance, background.built, sections.model)
+LEFT_OUT_FIRST = (
+    lineage,
+    background.logs,
+    background.candidates,
+    background.provenance,
+    background.built,
+    sections.model,
+)
 LEFT_OUT = "_Left out, because a comment holds 64 KiB: {names}. All of it: `kgen report {run} --format json`._"
 
 
