@@ -35,7 +35,7 @@ PREFIXED = {
 }
 COMMANDS = (
     *("ops", "propose", "resume", "replay", "runs", "gate", "promote", "rollback"),
-    *("verify", "status", "report", "kit", "ingest", "doctor", "gpu"),
+    *("verify", "status", "report", "kit", "ingest", "config", "doctor", "gpu"),
 )
 
 

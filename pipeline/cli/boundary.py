@@ -33,6 +33,7 @@ CODES: Mapping[str, int] = {
     "kgen.records.codec.RecordError": INTEGRITY,
     "kgen.promotion.case.Refused": FAILED,
     "kgen.promotion.verify.RebuildUnavailable": ENVIRONMENT,
+    "kgen.config.keys.ConfigError": USAGE,
     "kgen.proposers.base.SetupError": ENVIRONMENT,
     "kgen.proposers.base.ProposerFailure": INFRASTRUCTURE,
     "kgen.loop.steps.Waiting": INFRASTRUCTURE,

@@ -218,6 +218,7 @@ def _packages() -> list[Check]:
 
 
 def _proposer() -> list[Check]:
+    from kgen.config import ConfigError
     from kgen.proposers.base import SetupError
     from kgen.proposers.choose import choose
 
@@ -225,6 +226,8 @@ def _proposer() -> list[Check]:
         return [Check("default proposer", True, choose().line.removeprefix("proposer: "))]
     except SetupError as error:
         return [Check("default proposer", False, str(error), "set OPENAI_API_KEY, or use --proposer search")]
+    except ConfigError as error:
+        return [Check("default proposer", False, str(error), "kgen config --show-origin")]
 
 
 def _places(runs: str, kernels: str, cache: str) -> list[Check]:

@@ -65,6 +65,12 @@ class Config:
     def endpoint(self, name: str) -> Any:
         return self._look(ENDPOINT[name].default, f"endpoint.{name}", f"*{ENDPOINT[name].env}")[0]
 
+    def said(self, dotted: str) -> str:
+        """Where an endpoint's setting comes from, in brackets, where that is a file: a user should see it."""
+        origin = next((la.origins[dotted] for la in self.layers if dotted in la.values), "")
+        overruled = any(f"*{ENDPOINT[dotted.partition('.')[2]].env}" in la.values for la in self.layers)
+        return f" (from {origin})" if origin and origin != "flag" and not overruled else ""
+
     def model(self, role: str) -> ModelSettings:
         """What `role` uses; an unknown role gets what stands for all."""
         found = {name: self._role(role, name)[0] for name in MODEL}
