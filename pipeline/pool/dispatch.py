@@ -121,6 +121,11 @@ class Dispatcher:
         except CancelledError:
             raise PoolError(CLOSED) from None
 
+    def busy(self) -> dict[str, int]:
+        """Tasks under way, by node."""
+        with self._free:
+            return {name: count for name, count in self._busy.items() if count}
+
     def close(self, at_once: bool = False) -> None:
         """Tasks that wait are given up; `at_once`: so are those in work."""
         if at_once:
