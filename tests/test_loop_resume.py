@@ -44,7 +44,10 @@ def check_whole(run: Run) -> None:
     assert run.info.outcome == "staged"
 
 
-@pytest.mark.parametrize("stage", STAGES)
+DEEP = ("proposed", "in the quick tier")  # what is lost there is least; each takes a run of its own
+
+
+@pytest.mark.parametrize("stage", [pytest.param(s, marks=[pytest.mark.deep] * (s in DEEP)) for s in STAGES])
 def test_kill_9_loses_nothing_and_resume_repeats_nothing(stage: str, tmp_path: Path) -> None:
     process = killed_when(tmp_path, STAGES[stage], signal.SIGKILL, *propose(tmp_path, stage))
     process.communicate(timeout=30)

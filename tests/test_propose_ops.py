@@ -223,6 +223,15 @@ def builder() -> Iterator[Builder]:
         yield made
 
 
+# the widest of each kind; the others are built under make deep
+QUICK = (("kda_in_proj", 0), ("moe_latent_down", 1))
+BUILT = [
+    pytest.param(name, known, id=f"{kind}-{name}", marks=[] if (name, known) in QUICK else pytest.mark.deep)
+    for known, kind in enumerate(("mma", "fma"))
+    for name in PROJECTIONS
+]
+
+
 @pytest.mark.parametrize("name", PROJECTIONS)
 def test_search_has_two_dozen_candidates_of_both_kinds_for_a_projection(name: str) -> None:
     found = families(name, 24)
@@ -232,8 +241,7 @@ def test_search_has_two_dozen_candidates_of_both_kinds_for_a_projection(name: st
     assert all(f"OUTPUTS, INPUTS = {n}, {k}" in c.source and not screen(c.source) for c in found)
 
 
-@pytest.mark.parametrize("name", PROJECTIONS)
-@pytest.mark.parametrize("known", [0, 1], ids=["mma", "fma"])
+@pytest.mark.parametrize(("name", "known"), BUILT)
 def test_the_known_projections_build_at_all_dims_without_a_spill(
     name: str, known: int, builder: Builder, tmp_path: Path
 ) -> None:
@@ -271,7 +279,7 @@ def test_a_projection_with_few_rows_spreads_k_over_blocks_and_adds_the_slices(bu
 
 
 @pytest.mark.parametrize("template", ["projection_mma.py.tmpl", "projection_fma.py.tmpl"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 2))])
 def test_sampled_projections_build(template: str, seed: int, builder: Builder, tmp_path: Path) -> None:
     rng = random.Random(f"{template}{seed}")
     name = rng.choice(PROJECTIONS)
