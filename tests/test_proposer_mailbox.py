@@ -190,7 +190,7 @@ def test_a_killed_wait_goes_on_with_the_same_question(tmp_path: Path) -> None:
     put(tmp_path, "0001-answer.md", ANSWER)
     assert [c.source for c in looking().propose(request(tmp_path))] == [CODE]
     assert prompt.read_bytes() == asked_before
-    assert sorted(p.name for p in (tmp_path / "mailbox").iterdir()) == ["0001-answer.md", "0001-prompt.md"]
+    assert sorted(p.name for p in (tmp_path / "mailbox").iterdir()) == ["0001-answer.md", "0001-prompt.md", "AGENTS.md"]
 
 
 def test_a_run_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -76,6 +76,10 @@ def propose(
     seed: Annotated[int | None, typer.Option("--seed", help="Of the proposer and the plans (0).")] = None,
     proposer: Proposers = "",
     replay: Annotated[str, typer.Option("--replay", metavar="RUN", help="The run that replay reads.")] = "",
+    mailbox: Annotated[
+        str,
+        typer.Option("--mailbox", metavar="DIR", help="Folder of the mailbox (default: in the run folder)."),
+    ] = "",
     rounds: Rounds = None,
     candidates: Candidates = None,
     minutes: Minutes = 60.0,
@@ -104,11 +108,13 @@ def propose(
     from kgen.proposers.choose import MAKERS, choose
 
     found = find_op(op)
-    proposer = one_of("--proposer", proposer or ("replay" if replay else ""), ("", *MAKERS))
+    proposer = one_of("--proposer", proposer or ("replay" if replay else "mailbox" if mailbox else ""), ("", *MAKERS))
+    if mailbox and proposer != "mailbox":
+        raise boundary.Usage("--mailbox DIR goes with --proposer mailbox: DIR is where its questions and answers lie")
     if bool(replay) != (proposer == "replay"):
         raise boundary.Usage("--proposer replay and --replay RUN go together: RUN is what to propose again")
     recorded = find_run(replay, runs) if replay else None
-    source = recorded.path if recorded else None
+    source = recorded.path if recorded else Path(mailbox).expanduser().absolute() if mailbox else None
     choice = choose(proposer, source=source)
     name = choice.proposer.name
     if name == "search":
@@ -125,7 +131,8 @@ def propose(
         dims=tuple(dims or ()),
         bins=tuple(tokens or ()),
         axes=axes_of(axis or []),
-        replay=str(source or ""),
+        replay=str(recorded.path) if recorded else "",
+        mailbox=str(source) if mailbox else "",
         interpret=interpret,
         unsafe=unsafe,
     )
@@ -183,7 +190,8 @@ def resume(
     op = find_op(settings.op)
     settings = checked(replace(settings, minutes=minutes) if minutes else settings, op)
     output.log_to_stderr(quiet)
-    proposer = choose(settings.proposer, source=Path(settings.replay) if settings.replay else None).proposer
+    place = settings.replay or settings.mailbox
+    proposer = choose(settings.proposer, source=Path(place) if place else None).proposer
     where = places(runs, kernels, cache)
     _drive(found, op, settings, proposer, cache_at(cache), kernels, where, promote, json, quiet)
 

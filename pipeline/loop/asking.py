@@ -23,6 +23,7 @@ from kgen.proposers.base import (
     Proposer,
     ProposerExhausted,
     ProposerFailure,
+    Together,
     Usage,
 )
 from kgen.records import Candidate, Origin
@@ -51,6 +52,10 @@ def ask_all(proposer: Proposer, request: ProposalRequest, asks: Sequence[Ask], p
         single = [each for ask in asks for each in singles(ask)]
         requests = [_for(request, ask, share=len(single)) for ask in single]
         return _together(single, at_once([partial(_asked, proposer, r, end) for r in requests], parallel))
+    if isinstance(proposer, Together):
+        single = [each for ask in asks for each in singles(ask)]
+        proposals = proposer.propose_all([_for(request, ask) for ask in single])
+        return _together(single[: len(proposals)], proposals)
     outcomes, taken = list[Outcome](), request.taken
     for ask in asks:
         outcome = _asked(proposer, replace(_for(request, ask), taken=taken), end)

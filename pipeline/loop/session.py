@@ -20,7 +20,7 @@ from kgen.loop.steps import reopen, verdicts
 from kgen.loop.work import Work
 from kgen.pool.base import Executor
 from kgen.pool.local import LocalExecutor
-from kgen.proposers.base import Proposer
+from kgen.proposers.base import Listener, Proposer
 from kgen.records import GATES, Status, Verdict, to_json
 from kgen.store.runs import Run, Runs
 
@@ -84,6 +84,8 @@ def work_on(
                 run.mark(INTERRUPTED)
         ended = Ended(outcome(verdicts(run.folders())), why)
         run.finish(ended.outcome)
+        if isinstance(proposer, Listener):
+            proposer.ended(run.path, ended.outcome, ended.why)
     return ended
 
 

@@ -22,7 +22,8 @@ WRITER_BUDGET = (6, 6)
 
 @dataclass(frozen=True)
 class Settings:
-    """`candidates` is the most in the whole run; `minutes` and `max_usd` bound it too (0: no cost limit).
+    """`candidates` is the most in the whole run; `minutes` and `max_usd` bound it too (0: no cost limit),
+    and so do `max_gpu_seconds` of leases on GPUs (0: no limit).
 
     The matrix: `archs` x `dims` x `bins` (empty: all that the op serves, and the small dims), at one value of each of
     the op's other axes: `axes`, else the default. Points that the op refuses are no part of it. The first arch, the
@@ -37,12 +38,14 @@ class Settings:
     candidates: int = 24
     minutes: float = MINUTES
     max_usd: float = 0.0
+    max_gpu_seconds: float = 0.0
     archs: tuple[str, ...] = ARCHS
     dims: tuple[str, ...] = ()
     bins: tuple[int, ...] = ()
     axes: Mapping[str, str] = field(default_factory=dict)  # only those that are not at their default
     finalists: int = FINALISTS
     replay: str = ""  # the run folder that `replay` reads
+    mailbox: str = ""  # the folder that the mailbox lies in, "": the run folder
     interpret: bool = True  # without a GPU: check numbers in the PTX interpreter
     unsafe: bool = False  # built without a sandbox, on explicit request; never promotable
     beam: int = BEAM  # members of the population that are built on
@@ -72,8 +75,9 @@ class Settings:
                 raise ValueError(f"--{name} is a share from 0 to 1, not {value}")
         if self.patience < 0:
             raise ValueError(f"--patience must not be negative, is {self.patience}")
-        if self.max_usd < 0:
-            raise ValueError(f"--max-usd must not be negative, is {self.max_usd}")
+        for name, value in (("max-usd", self.max_usd), ("max-gpu-seconds", self.max_gpu_seconds)):
+            if value < 0:
+                raise ValueError(f"--{name} must not be negative, is {value}")
         archs = tuple(dict.fromkeys(self.archs)) or ARCHS
         axes = {name: value for name, value in self.axes.items() if value != op.axes[name][0]}
         matrix = {"dims": list(dims), "bins": list(left), "archs": list(archs), "axes": axes}

@@ -13,7 +13,7 @@ from kgen.gates.compile import GATE as COMPILE
 from kgen.gates.ingest import Refusal
 from kgen.loop import matrix
 from kgen.loop.asking import ask_all, for_good
-from kgen.loop.building import full_tier, quick_result, quick_tier
+from kgen.loop.building import QUICK, full_tier, quick_result, quick_tier
 from kgen.loop.history import basis, points_of, specimens
 from kgen.loop.intake import judge
 from kgen.loop.plan import Policy, kept, plan
@@ -23,10 +23,10 @@ from kgen.loop.proving import prove_all, settle
 from kgen.loop.ranking import ordered
 from kgen.loop.replaying import recording
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
+from kgen.loop.spending import PROPOSE
 from kgen.loop.stopping import Standing, stop
 from kgen.loop.work import Work
-from kgen.proposers.base import Budget, ProposalRequest
-from kgen.proposers.transcript import Transcript
+from kgen.proposers.base import Budget, Listener, ProposalRequest
 from kgen.records import Status, Verdict, to_json
 from kgen.store.candidates import CandidateFolder
 
@@ -76,7 +76,9 @@ class Steps:
         if recorded is not None and (by_clock := recorded.ending(number)) is not None:
             return by_clock
         left, seconds = self.candidates_left, work.seconds_left
-        return stop(Standing(number - 1, history, left, seconds, self.spent_usd, reached(work)), work.settings)
+        refused = work.ledger.round_refused(seconds, work.arch in work.settings.archs)
+        standing = Standing(number - 1, history, left, seconds, work.ledger.spent_usd, reached(work), refused)
+        return stop(standing, work.settings)
 
     def propose(self, state: State) -> State:
         """Candidates of the next round: those recorded for it, else new ones from the proposer."""
@@ -90,7 +92,8 @@ class Steps:
         work, number = self.work, planned.number
         asks = ", ".join(f"{n} × {kind}" for kind, n in Counter({a.kind: a.count for a in planned.asks}).items())
         work.stage(f"round {number}: {work.proposer.name} proposes ({asks})", 1)
-        answers = ask_all(work.proposer, self._request(number), planned.asks, work.settings.parallel)
+        with work.ledger.stage(PROPOSE):
+            answers = ask_all(work.proposer, self._request(number), planned.asks, work.settings.parallel)
         note = "; ".join(dict.fromkeys([*answers.notes, *map(str, answers.failures)]))
         if not answers.candidates:
             if failure := next((f for f in answers.failures if not for_good(f)), None):
@@ -114,7 +117,7 @@ class Steps:
         work = self.work
         settings = work.settings
         judged = [(f, v) for f in work.run.folders() if (v := f.verdict()) is not None]
-        left = settings.max_usd - self.spent_usd if settings.max_usd else None
+        left = settings.max_usd - work.ledger.spent_usd if settings.max_usd else None
         return ProposalRequest(
             op=work.op,
             problems=matrix.asked(work.op, settings),
@@ -129,12 +132,6 @@ class Steps:
         )
 
     @property
-    def spent_usd(self) -> float:
-        """By the rounds, but at least what the kept answers cost: some are paid for and in no round (yet)."""
-        run = self.work.run
-        return max(sum(r.cost_usd for r in read_rounds(run)), Transcript(run.path).cost_usd)
-
-    @property
     def candidates_left(self) -> int:
         return self.work.settings.candidates - len(self.work.run.folders())
 
@@ -142,13 +139,15 @@ class Steps:
         """Quick tier for all, the full matrix for the best; the order is recorded, so that a resume keeps to it."""
         work = self.work
         started = time.monotonic()
-        passed = quick_tier(work, work.folders(state["candidates"]))
+        with work.ledger.stage(COMPILE, work.folders(state["candidates"]), QUICK):
+            passed = quick_tier(work, work.folders(state["candidates"]))
         entry = self._round(state)
         if not entry.ranked:
             recorded = recording(work.settings)
             then = recorded.order(entry.number, [f.path.name for f in passed]) if recorded else ()
             entry = write_round(work.run, replace(entry, order=then or ordered(work, passed), ranked=True))
-        survivors = full_tier(work, work.folders(r.candidate for r in entry.order))
+        with work.ledger.stage(COMPILE, work.folders(r.candidate for r in entry.order)):
+            survivors = full_tier(work, work.folders(r.candidate for r in entry.order))
         if "gate" in work.__dict__:
             said = f"{work.gate.built} builds made, {work.gate.cached} taken from the cache"
             work.say(f"compile: {said}, in {time.monotonic() - started:.0f} s")
@@ -159,7 +158,9 @@ class Steps:
 
     def gate(self, gate: str, state: State) -> State:
         """One GPU gate for everything that is alive; a skip goes on, so that each gate says why it did not run."""
-        results = prove_all(self.work, self.work.folders(state["alive"]), gate)
+        folders = self.work.folders(state["alive"])
+        with self.work.ledger.stage(gate, folders):
+            results = prove_all(self.work, folders, gate)
         alive = [n for n, r in zip(state["alive"], results, strict=True) if r.status in (Status.PASS, Status.SKIP)]
         return {**state, "alive": alive}
 
@@ -171,11 +172,14 @@ class Steps:
                 settle(work, folder)
             except Refusal as refusal:  # our own parts do not make evidence: ours to repair, and to be seen
                 work.say(f"{folder.short_id}: {refusal.code}: {refusal}")
-            judge(folder)
+            verdict = judge(folder)
+            if isinstance(work.proposer, Listener):
+                work.proposer.judged(work.run.path, folder.candidate(), verdict)
         entry = self._round(state)
         if not entry.judged:
             seconds = time.monotonic() - work.started - self._counted
-            write_round(work.run, replace(entry, judged=True, seconds=round(entry.seconds + seconds, 1)))
+            costs = work.ledger.settled(entry.costs)
+            write_round(work.run, replace(entry, judged=True, seconds=round(entry.seconds + seconds, 1), costs=costs))
         return state
 
     @property

@@ -7,10 +7,10 @@ and `replay`; a language model or a person is not. Not covered here: how often t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from kgen.records import Candidate, PerfPoint, Problem, Verdict
 from kgen.records.codec import OPTIONAL
@@ -147,6 +147,24 @@ class Proposer(Protocol):
     def name(self) -> str: ...
 
     def propose(self, request: ProposalRequest) -> Proposal: ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A proposer that wants all questions of a round at once; each request is for one candidate."""
+
+    def propose_all(self, requests: Sequence[ProposalRequest]) -> list[Proposal]:
+        """A proposal for each request in their order, or one that is pending for all."""
+        ...
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """A proposer that wants to hear how it went on. It may be told the same again. Raises StoreError."""
+
+    def judged(self, run: Path, candidate: Candidate, verdict: Verdict) -> None: ...
+
+    def ended(self, run: Path, outcome: str, why: str) -> None: ...
 
 
 class ProposerFailure(Exception):

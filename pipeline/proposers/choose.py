@@ -35,7 +35,8 @@ def _search(env: Mapping[str, str], config: Config, source: Path | None) -> tupl
 
 
 def _mailbox(env: Mapping[str, str], config: Config, source: Path | None) -> tuple[Proposer, str]:
-    return MailboxProposer(), "prompts go to the run folder, answers come from files there"
+    where = str(source or "the run folder")
+    return MailboxProposer(folder=source), f"prompts go to {where}, answers come from files there"
 
 
 def _replay(env: Mapping[str, str], config: Config, source: Path | None) -> tuple[Proposer, str]:
@@ -60,8 +61,9 @@ def choose(
 ) -> Choice:
     """The proposer called `name`; without a name, openai where OPENAI_API_KEY is set and search otherwise.
 
-    `source` is the run folder that replay reads, `flags` are settings as KEY=VALUE; kgen.toml is read unless `env` is
-    given. Raises SetupError (one line) for an unknown name or missing settings, ConfigError for unusable ones.
+    `source` is the run folder that replay reads, or the folder of a mailbox; `flags` are settings as KEY=VALUE;
+    kgen.toml is read unless `env` is given. Raises SetupError (one line) for an unknown name or missing settings,
+    ConfigError for unusable ones.
     """
     settings = os.environ if env is None else env
     config = load(settings, Path.cwd() if env is None else None, flags)

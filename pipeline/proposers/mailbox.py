@@ -1,180 +1,203 @@
-"""`mailbox`: the prompt is written to the run folder, and whoever can (a person, a coding agent) answers with a file.
+"""`mailbox`: the prompt is written to a folder, and whoever can (a person, a coding agent) answers with a file.
 
+    <run>/mailbox/AGENTS.md         what to do, for an agent that sees only this folder
     <run>/mailbox/0001-prompt.md    the question, whole
     <run>/mailbox/0001-answer.md    the answer with one Python block, or 0001-answer.py: the bare candidate file
     <run>/mailbox/0001-error.md     what is wrong with the answer that lies there; replace the answer, it is read again
+    <run>/mailbox/0001-verdict.md   what the gates said of the answer's candidate
+    <run>/mailbox/done.md           the run is over, and how
 
-All state is in these files and in the run's history, so a killed run goes on where it was. Half-written answers: write
-under another name and rename. A file written in place is taken once its size, time and identity have stood still for
-`settle_s`; a writer that pauses longer is read too early, which a Markdown answer survives (its block is not closed,
-so it is refused and read again) and a bare .py file does not. Not covered: several questions at once.
+A round may put several questions at once; their answers come in any order and are taken together. With `folder` the
+same files lie in a folder of the user's choice, and in the run folder as the record. All state is in these files and
+in the run's history, so a killed run goes on where it was. Half-written answers: write under another name and rename. A
+file written in place is taken once its size, time and identity have stood still for `settle_s`; a writer that pauses
+longer is read too early, which a Markdown answer survives (its block is not closed, so it is refused and read again)
+and a bare .py file does not. Not covered: files and folders themselves (`mailbox_box`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
-import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kgen.proposers.answers import MAX_ANSWER_BYTES, FormatError, extract, source_file
+from kgen.proposers.answers import FormatError, extract, source_file
 from kgen.proposers.base import Proposal, ProposalRequest, Usage
+from kgen.proposers.mailbox_box import DONE, FOLDER, Box, Signature, read, refused_name, signature
+from kgen.proposers.mailbox_words import ending, verdict_page
 from kgen.proposers.render import Prompt, packaged
-from kgen.records import Candidate, Origin, sha256_bytes
-from kgen.store.durable import DURABLE
-from kgen.store.errors import storing
+from kgen.records import Candidate, Origin, Verdict, sha256_bytes
 
 log = logging.getLogger(__name__)
 
-FOLDER = "mailbox"
 SETTLE_S = 1.0
 POLL_S = 0.25
-_PROMPT = re.compile(r"(\d{4,})-prompt\.md")
 READERS: dict[str, Callable[[bytes], str | FormatError]] = {".md": extract, ".py": source_file}
-
-Signature = tuple[int, int, int]  # inode, size, modification time in ns
-
-
-@dataclass(frozen=True)
-class _Answer:
-    path: Path
-    data: bytes
+_ANSWER = re.compile(rf"{FOLDER}/(\d{{4,}})-answer\.(?:md|py)")
 
 
 class MailboxProposer:
-    """See the module. `wait_s`: how long one `propose` waits; None: until the request's deadline, 0: only look."""
+    """See the module. `wait_s`: how long one `propose` waits; None: until the request's deadline, 0: only look.
+
+    `folder`: where the mailbox lies; None: in the run folder.
+    """
 
     name = "mailbox"
 
-    def __init__(self, wait_s: float | None = None, settle_s: float = SETTLE_S) -> None:
-        self.wait_s, self.settle_s = wait_s, settle_s
+    def __init__(self, wait_s: float | None = None, settle_s: float = SETTLE_S, folder: Path | None = None) -> None:
+        self.wait_s, self.settle_s, self.folder = wait_s, settle_s, folder
 
     def propose(self, request: ProposalRequest) -> Proposal:
-        """The answer's candidate, or a proposal whose `pending` names the file to write. Raises StoreError."""
-        started = time.monotonic()
-        box = _Box(request.run / FOLDER, request)
-        number, prompt = box.question(request)
-        end = started + (request.deadline_s if self.wait_s is None else min(self.wait_s, request.deadline_s))
-        told = False
+        """The answers' candidates, or a proposal whose `pending` names the files to write. Raises StoreError."""
+        return self._asked([(request, i) for i in range(1, request.count + 1)])
+
+    def propose_all(self, requests: Sequence[ProposalRequest]) -> list[Proposal]:
+        """One candidate for each request, all questions put at once; all are pending until all are answered."""
+        asked = self._asked([(request, 1) for request in requests])
+        if asked.pending:
+            return [asked]
+        shares = [Usage(attempts=1, seconds=asked.usage.seconds if i == 0 else 0.0) for i in range(len(requests))]
+        return [Proposal((c,), share) for c, share in zip(asked.candidates, shares, strict=True)]
+
+    def _asked(self, wanted: Sequence[tuple[ProposalRequest, int]]) -> Proposal:
+        started, first = time.monotonic(), wanted[0][0]
+        desk = _Desk(self._box(first.run), first)
+        desk.box.open()
+        desk.report(first.history)
+        desk.ask(wanted)
+        end = started + (first.deadline_s if self.wait_s is None else min(self.wait_s, first.deadline_s))
+        told = ""
         while True:
-            candidate = box.candidate(number, prompt, self.settle_s)
-            if candidate is not None:
-                return Proposal((candidate,), Usage(attempts=1, seconds=time.monotonic() - started))
-            if not told:
-                log.info("%s", box.instruction(number))
-                told = True
+            desk.look(self.settle_s)
+            seconds = time.monotonic() - started
+            if not desk.missing:
+                return Proposal(desk.candidates, Usage(attempts=len(wanted), seconds=seconds))
+            if (waiting := desk.instruction()) != told:
+                log.info("%s", waiting)
+                told = waiting
             if time.monotonic() + POLL_S > end:
-                return Proposal((), Usage(seconds=time.monotonic() - started), pending=box.instruction(number))
+                return Proposal((), Usage(seconds=seconds), pending=waiting)
             time.sleep(POLL_S)
 
+    def judged(self, run: Path, candidate: Candidate, verdict: Verdict) -> None:
+        """Put the verdict beside the answer. Raises StoreError."""
+        _report(self._box(run), [(candidate, verdict)])
 
-class _Box:
-    """The files of one run's mailbox."""
+    def ended(self, run: Path, outcome: str, why: str) -> None:
+        """Say that the run is over. Raises StoreError."""
+        self._box(run).tell(DONE, ending(run.name, outcome, why).encode())
 
-    def __init__(self, folder: Path, request: ProposalRequest) -> None:
-        self.folder, self.op = folder, request.op.name
-        self.seen = {c.id for c, _ in request.history}
-        self.used = {str(c.origin.detail.get("answer")) for c, _ in request.history if c.origin.proposer == "mailbox"}
+    def _box(self, run: Path) -> Box:
+        return Box(run / FOLDER, self.folder)
 
-    def path(self, number: int, what: str) -> Path:
-        return self.folder / f"{number:04d}-{what}"
 
-    def question(self, request: ProposalRequest) -> tuple[int, Prompt]:
-        """The open question: the latest prompt if its candidate is not in the history yet, else a new one."""
-        prompt = packaged().prompt(request)
-        text = f"{prompt.system}\n\n{prompt.user}".encode()
-        number = self._latest()
-        if number == 0 or self.used & {f"{FOLDER}/{p.name}" for p in self._answers(number)}:
-            number += 1
-        path = self.path(number, "prompt.md")
-        if not path.exists() or path.read_bytes() != text:  # the history may have grown since it was asked
-            DURABLE.write(path, text)
-        return number, prompt
+@dataclass(frozen=True)
+class _Taken:
+    """An answer that is a candidate, as long as the file stays what it was."""
 
-    def instruction(self, number: int) -> str:
-        wrong = self.path(number, "error.md")
+    path: Path
+    at: Signature
+    candidate: Candidate
+
+
+class _Desk:
+    """The open questions of one call."""
+
+    def __init__(self, box: Box, request: ProposalRequest) -> None:
+        self.box, self.op = box, request.op.name
+        self.seen = {c.id for c, _ in request.history} | request.taken
+        self.used = {n for c, _ in request.history if (n := answered(c)) is not None}
+        self.open: dict[int, Prompt] = {}
+        self.taken: dict[int, _Taken] = {}
+
+    def report(self, history: Iterable[tuple[Candidate, Verdict]]) -> None:
+        """Verdicts that a killed process did not get to write, or that have changed since."""
+        _report(self.box, history)
+
+    def ask(self, wanted: Sequence[tuple[ProposalRequest, int]]) -> None:
+        """The questions that are not in the history yet are asked again, as they were; new ones follow."""
+        asked = self.box.numbers()
+        numbers = [n for n in asked if n not in self.used]
+        after = max(asked, default=0) + 1
+        numbers += range(after, after + max(0, len(wanted) - len(numbers)))
+        for number, (request, index) in zip(numbers, wanted, strict=False):
+            prompt = packaged().prompt(request, index)
+            self.open[number] = prompt
+            self.box.put(f"{number:04d}-prompt.md", f"{prompt.system}\n\n{prompt.user}".encode())
+        self.box.drop(DONE)
+
+    @property
+    def missing(self) -> list[int]:
+        return [n for n in self.open if n not in self.taken]
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """In the order of the questions."""
+        return tuple(self.taken[n].candidate for n in self.open)
+
+    def instruction(self) -> str:
+        return "; ".join(self._instruction(n) for n in self.missing)
+
+    def _instruction(self, number: int) -> str:
+        wrong = self.box.path(number, "error.md")
         again = f"; the last answer was refused, see {wrong}" if wrong.exists() else ""
-        answer = self.path(number, "answer.md")
-        return (
-            f"read {self.path(number, 'prompt.md')} and write the answer to {answer} (or {answer.with_suffix('.py')}):"
-            f" write another name first, then rename{again}"
-        )
+        prompt, answer = self.box.path(number, "prompt.md"), self.box.path(number, "answer.md")
+        where = f"{answer} (or {answer.with_suffix('.py')})"
+        return f"read {prompt} and write the answer to {where}: write another name first, then rename{again}"
 
-    def candidate(self, number: int, prompt: Prompt, settle_s: float) -> Candidate | None:
-        """The candidate in the answer, or None: no answer yet, still being written, or refused."""
-        paths = [p for p in self._answers(number) if _signature(p) is not None]
-        if len(paths) > 1:
-            self._refuse(number, b"", FormatError("answer.files", f"Both {paths[0]} and {paths[1]} exist: keep one."))
-            return None
-        answer = _settled(paths[0], settle_s) if paths else None
-        if answer is None:
-            return None
-        source = READERS[answer.path.suffix](answer.data)
-        if isinstance(source, FormatError):
-            self._refuse(number, answer.data, source)
-            return None
-        detail = {
-            **prompt.origin(),
-            "answer": f"{FOLDER}/{answer.path.name}",
-            "answer_sha256": sha256_bytes(answer.data),
-        }
-        candidate = Candidate(self.op, source, Origin(MailboxProposer.name, detail))
-        if candidate.id in self.seen:
-            same = FormatError("answer.duplicate", "This is exactly a candidate that was already tried.")
-            self._refuse(number, answer.data, same)
-            return None
-        return candidate
+    def look(self, settle_s: float) -> None:
+        """Take what has stood still for `settle_s` and is a candidate; give back what was replaced since."""
+        unchanged = {n for n, t in self.taken.items() if self.box.answers(n) == [t.path] and signature(t.path) == t.at}
+        self.taken = {n: t for n, t in self.taken.items() if n in unchanged}
+        before = {n: [(p, signature(p)) for p in self.box.answers(n)] for n in self.missing}
+        if any(before.values()):
+            time.sleep(settle_s)
+        for number, found in before.items():
+            if len(found) > 1:
+                both = FormatError("answer.files", f"Both {found[0][0]} and {found[1][0]} exist: keep one.")
+                self._refuse(number, b"", both)
+            elif found and (at := found[0][1]) is not None and signature(found[0][0]) == at:
+                self._read(number, found[0][0], at)
 
-    def _latest(self) -> int:
-        if not self.folder.is_dir():
-            return 0
-        matches = (_PROMPT.fullmatch(p.name) for p in self.folder.iterdir())
-        return max((int(m[1]) for m in matches if m), default=0)
+    def _read(self, number: int, path: Path, at: Signature) -> None:
+        data = read(path)
+        if data is None or signature(path) != at:
+            return
+        source = READERS[path.suffix](data)
+        if not isinstance(source, FormatError):
+            candidate = Candidate(self.op, source, Origin(MailboxProposer.name, self._detail(number, path, data)))
+            others = {t.candidate.id for t in self.taken.values()}
+            if candidate.id not in self.seen | others:
+                self.box.keep(path.name, data)
+                self.box.drop(f"{number:04d}-error.md")
+                self.taken[number] = _Taken(path, at, candidate)
+                return
+            source = FormatError("answer.duplicate", "This is exactly a candidate that was already tried.")
+        if source.code != "answer.size":
+            self.box.keep(refused_name(number, data, path.suffix), data)
+        self._refuse(number, data, source)
 
-    def _answers(self, number: int) -> list[Path]:
-        return [self.path(number, f"answer{suffix}") for suffix in READERS]
+    def _detail(self, number: int, path: Path, data: bytes) -> Mapping[str, str]:
+        answer = {"answer": f"{FOLDER}/{path.name}", "answer_sha256": sha256_bytes(data)}
+        return {**self.open[number].origin(), **answer}
 
     def _refuse(self, number: int, data: bytes, error: FormatError) -> None:
         """Say once what is wrong with an answer; the hash tells which one is meant."""
         text = f"{error.code}: {error.message}\n\nRefused answer: sha256 {sha256_bytes(data)}\n".encode()
-        path = self.path(number, "error.md")
-        if not path.exists() or path.read_bytes() != text:
-            DURABLE.write(path, text)
+        if self.box.put(f"{number:04d}-error.md", text):
             log.info("answer %04d refused: %s %s", number, error.code, error.message)
 
 
-def _signature(path: Path) -> Signature | None:
-    """What changes while a file is written; None for anything but a regular file with something in it."""
-    try:
-        found = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    regular = stat.S_ISREG(found.st_mode) and found.st_size > 0
-    return (found.st_ino, found.st_size, found.st_mtime_ns) if regular else None
+def answered(candidate: Candidate) -> int | None:
+    """The number of the question that a candidate answers, None where it came another way."""
+    match = _ANSWER.fullmatch(str(candidate.origin.detail.get("answer")))
+    return int(match[1]) if match and candidate.origin.proposer == MailboxProposer.name else None
 
 
-def _settled(path: Path, settle_s: float) -> _Answer | None:
-    """The answer, if the file stood still for `settle_s` before and during reading."""
-    before = _signature(path)
-    time.sleep(settle_s)
-    if before is None or _signature(path) != before:
-        return None
-    answer = _read(path)
-    return answer if _signature(path) == before else None
-
-
-def _read(path: Path) -> _Answer | None:
-    """At most one byte more than an answer may have; None for links, folders and special files."""
-    if _signature(path) is None:
-        return None
-    with storing(path, "read"):
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(handle, "rb") as file:
-            return _Answer(path, file.read(MAX_ANSWER_BYTES + 1))
+def _report(box: Box, judged: Iterable[tuple[Candidate, Verdict]]) -> None:
+    for candidate, verdict in judged:
+        if (number := answered(candidate)) is not None:
+            box.tell(f"{number:04d}-verdict.md", verdict_page(candidate, verdict).encode())

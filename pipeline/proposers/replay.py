@@ -15,7 +15,7 @@ from typing import Any
 
 from kgen.proposers.answers import extract, source_file
 from kgen.proposers.base import Proposal, ProposalRequest, ProposerExhausted, SetupError, Usage
-from kgen.proposers.mailbox import FOLDER as MAILBOX
+from kgen.proposers.mailbox_box import FOLDER as MAILBOX
 from kgen.proposers.transcript import Transcript
 from kgen.records import Candidate, Origin, sha256_bytes, sha256_text, to_json
 from kgen.store.candidates import FOLDER as CANDIDATE_FOLDER

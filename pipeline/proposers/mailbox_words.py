@@ -1,0 +1,84 @@
+"""A verdict in plain words, for whoever wrote the candidate: what each gate did, what it said, what to do next.
+
+Messages of compilers and gates are quoted data. Not covered: the feedback that a prompt carries (`feedback`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kgen.proposers.quoting import cell, quoted
+from kgen.records import GATES, Candidate, GateResult, Status, Verdict
+
+QUESTION: Mapping[str, str] = {
+    "compile": "does it build in the sandbox at every point, and does its object launch its own kernels only?",
+    "unit-numeric": "are its numbers right on every family of inputs?",
+    "full-model-eval": "does the decode model stay as good with it?",
+    "perf-sweep": "is it faster than the best baseline?",
+}
+SAID: Mapping[Status, str] = {
+    Status.PASS: "passed",
+    Status.FAIL: "failed",
+    Status.ERROR: "error of kgen or of the machine, not of the candidate",
+    Status.SKIP: "not run here",
+}
+OUTCOMES: Mapping[str, str] = {
+    "promotable": "A candidate passed all four gates. A person may promote it.",
+    "staged": "A candidate passed everything that this machine can check; the other gates need a GPU.",
+    "refused": "No candidate came through.",
+    "error": "kgen or the machine failed; a person can go on with the run.",
+    "nothing": "There was no candidate.",
+}
+
+
+def state(verdict: Verdict) -> str:
+    """`promotable`, `staged`, `refused`, `error`, or `incomplete`."""
+    failed = verdict.failed
+    if failed is not None:
+        return "error" if failed.status is Status.ERROR else "refused"
+    return "promotable" if verdict.promotable else "staged" if verdict.staged else "incomplete"
+
+
+def verdict_page(candidate: Candidate, verdict: Verdict) -> str:
+    """Markdown; the same verdict gives the same text."""
+    failed = verdict.failed
+    where = f" at `{cell(failed.gate)}` with `{cell(failed.code)}`" if failed else ""
+    lines = [f"# Candidate {candidate.id[:12]}: {state(verdict)}{where}", "", *_gates(verdict), "", _next(verdict), ""]
+    parts = [quoted(r.message, f"message of gate {r.gate}") for r in verdict.results if _worth_quoting(r)]
+    return "\n".join([*lines, *parts]).rstrip() + "\n"
+
+
+def _gates(verdict: Verdict) -> list[str]:
+    return [_gate(gate, verdict.result(gate)) for gate in GATES]
+
+
+def _gate(gate: str, result: GateResult | None) -> str:
+    said = "not reached" if result is None else f"{SAID[result.status]}, `{cell(result.code)}`"
+    if result is not None and result.passed and result.interpreted:
+        said += " (in the PTX interpreter, on the CPU)"
+    return f"* `{gate}` ({QUESTION[gate]}): {said}"
+
+
+def _worth_quoting(result: GateResult) -> bool:
+    """What went wrong, and what a gate that ran measured; why one did not run is no news for a writer."""
+    return bool(result.message.strip()) and (result.status in (Status.FAIL, Status.ERROR) or result.passed)
+
+
+def _next(verdict: Verdict) -> str:
+    words = {
+        "refused": "Find the cause in what the gate said below, and correct the whole file in the next answer.",
+        "error": "This says nothing about your candidate: it is tried again when the run goes on.",
+        "staged": "It is right as far as can be checked here. If there is another question, write a faster one.",
+        "promotable": "It passed everything. If there is another question, write a faster one.",
+        "incomplete": "It was set aside for better ones of its round. Other designs may do better.",
+    }
+    return words[state(verdict)]
+
+
+def ending(run: str, outcome: str, why: str) -> str:
+    """done.md."""
+    said = OUTCOMES.get(outcome, "")
+    return (
+        f"# The run is over: {outcome}\n\n{said} {('Why it ended: ' + why + '.') if why else ''}\n\n"
+        f"Nothing more will be asked in this folder. `kgen report {run}` shows all of it.\n"
+    )
