@@ -51,10 +51,11 @@ def _quick(work: Work, folder: CandidateFolder) -> None:
     """One candidate. A failure goes to compile.json at once: it is what the gate says."""
     if work.stopping.is_set():
         return
-    if work.seconds_left <= 0:
-        folder.write_result(skipped(OUT_OF_TIME, "the run's minutes were used up before its turn"))
+    if why := work.ledger.time_for("quick", work.seconds_left):
+        folder.write_result(skipped(OUT_OF_TIME, why))
         return
     report = work.gate.run(folder.candidate(), matrix.quick(work.op, work.settings))
+    work.ledger.took("quick", report.result.seconds)
     if work.stopping.is_set():  # the builder may have been closed under it
         return
     result = replace(report.result, evidence={**report.result.evidence, "tier": "quick"})
@@ -88,11 +89,11 @@ def full_tier(work: Work, order: Sequence[CandidateFolder]) -> list[CandidateFol
 
 def _full(work: Work, folder: CandidateFolder) -> GateResult:
     """One finalist: the matrix, then its mutants for the model gate. Writes builds.json, then compile.json."""
-    if work.seconds_left <= 0:
-        result = skipped(OUT_OF_TIME, "the run's minutes were used up before its full matrix")
+    if why := work.ledger.time_for("full", work.seconds_left):
+        result = skipped(OUT_OF_TIME, why)
         folder.write_result(result)
         return result
-    candidate = folder.candidate()
+    candidate, before = folder.candidate(), work.seconds_left
     problems, mutants = matrix.full(work.op, work.settings), matrix.mutants(work.op, work.settings)
     total = len(problems) + len(mutants) * len(DEFECTS)
     work.stage(f"compile, full matrix of {folder.short_id}", total)
@@ -103,6 +104,7 @@ def _full(work: Work, folder: CandidateFolder) -> GateResult:
         folder.write_builds((*records, *mutated))
         evidence = {**result.evidence, "tier": "full", "mutants": said}
         result = broken or replace(result, evidence=evidence)
+    work.ledger.took("full", before - work.seconds_left)
     folder.write_result(result)
     work.say(f"{folder.short_id}: {result.status}  {result.code}  {result.message.splitlines()[0][:160]}")
     return result

@@ -24,7 +24,7 @@ from kgen.gates.skipping import skip_without
 from kgen.loop import matrix
 from kgen.loop.building import collect, pool
 from kgen.loop.intake import ledger, take_in
-from kgen.loop.work import OUT_OF_TIME, Work
+from kgen.loop.work import OUT_OF_BUDGET, OUT_OF_TIME, Work
 from kgen.pool.dispatch import PoolError
 from kgen.promotion.champions import champions
 from kgen.records import Evidence, GateResult, Status
@@ -132,8 +132,11 @@ def _judged(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> tuple[Evid
         done = _run(work, unit, runners)
     else:
         try:
-            seconds = min(UNIT_SECONDS, work.seconds_left)
-            return work.executor.unit(work.op, unit, work.cache, work.run.id, work.arch, seconds)
+            most, folder = min(UNIT_SECONDS, work.seconds_left), work.run.folder(unit.candidate[:12])
+            with work.ledger.gpu(folder, GATE_NAMES[unit.gate], unit.name, most) as seconds:
+                if seconds:
+                    return work.executor.unit(work.op, unit, work.cache, work.run.id, work.arch, seconds)
+            done = _poor(work, unit)
         except PoolError as error:
             name = GATE_NAMES[unit.gate]
             done = Done(GateResult(name, Status.ERROR, "loop.error", str(error), contract=GATE_CONTRACT))
@@ -145,10 +148,14 @@ def _run(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> Done:
     if work.seconds_left <= 0:
         text = "the run's minutes were used up before its turn"
         return Done(GateResult(name, Status.SKIP, f"{PREFIX[unit.gate]}.{OUT_OF_TIME}", text, contract=GATE_CONTRACT))
-    seconds = min(UNIT_SECONDS, work.seconds_left)
+    most, folder = min(UNIT_SECONDS, work.seconds_left), work.run.folder(unit.candidate[:12])
+    what = f"{unit.name} of {unit.candidate[:12]}"
     try:
-        with leased("cuda", f"{unit.name} of {unit.candidate[:12]}", seconds + JUDGING_SECONDS, say=work.say):
-            return runners[unit.gate](work.op, unit, linked_in(work.cache), seconds)
+        with (
+            leased("cuda", what, most + JUDGING_SECONDS, say=work.say),
+            work.ledger.gpu(folder, name, unit.name, most) as seconds,
+        ):
+            return runners[unit.gate](work.op, unit, linked_in(work.cache), seconds) if seconds else _poor(work, unit)
     except NoDevice:  # nothing else could run either: the run stops here, and can be resumed
         raise
     # The boundary of a piece: what goes wrong with the machine is its result, and the other pieces go on.
@@ -156,6 +163,14 @@ def _run(work: Work, unit: Unit, runners: Mapping[str, Runner]) -> Done:
         work.say(f"{unit.name}: {''.join(traceback.format_exception_only(error)).strip()[:400]}")
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
         return Done(GateResult(name, Status.ERROR, "loop.error", text, contract=GATE_CONTRACT))
+
+
+def _poor(work: Work, unit: Unit) -> Done:
+    text = f"{max(0.0, work.ledger.gpu_left):.0f} GPU-seconds are left of {work.settings.max_gpu_seconds:g}"
+    need = work.ledger.longest.get(GATE_NAMES[unit.gate], 0.0)
+    said = f"{text}, and the longest piece of this gate took {need:.0f}; kgen resume --max-gpu-seconds gives it more"
+    code = f"{PREFIX[unit.gate]}.{OUT_OF_BUDGET}"
+    return Done(GateResult(GATE_NAMES[unit.gate], Status.SKIP, code, said, contract=GATE_CONTRACT))
 
 
 def parts(work: Work, folder: CandidateFolder) -> EvidenceSet:

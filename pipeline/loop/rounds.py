@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 from kgen.proposers.base import ProposerFailure, Usage
 from kgen.records import to_json
+from kgen.records.codec import OPTIONAL
 from kgen.store.documents import json_bytes, read_record
 from kgen.store.runs import Run
 
 FOLDER = "rounds"
-NAME = re.compile(r"(\d{4,})\.json")
+NAME, FAILED = re.compile(r"(\d{4,})\.json"), re.compile(r"(\d{4,})-failed\.json")
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,29 @@ class Ranked:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a stage of a round took: wall and CPU seconds on this machine, and of each candidate's own result.
+
+    Candidates are worked on side by side: their own seconds may be more than the stage's.
+    """
+
+    SCHEMA: ClassVar[str] = "kgen.cost/1"
+    gate: str  # or "propose"
+    wall_s: float
+    cpu_s: float
+    own: Mapping[str, float] = field(default_factory=dict)  # by folder name
+
+    def __add__(self, other: "Cost") -> "Cost":
+        names = dict.fromkeys([*self.own, *other.own])
+        own = {name: self.own.get(name, 0.0) + other.own.get(name, 0.0) for name in names}
+        return Cost(self.gate, self.wall_s + other.wall_s, self.cpu_s + other.cpu_s, own)
+
+
+@dataclass(frozen=True)
 class Round:
     """`candidates` are folder names in the order proposed; `order` is best first, empty until the quick tier is done.
 
-    `seconds` is set, and `judged` true, when every candidate has its verdict.
+    `seconds` and `costs` are set, and `judged` true, when every candidate has its verdict.
     """
 
     SCHEMA: ClassVar[str] = "kgen.round/1"
@@ -43,6 +63,7 @@ class Round:
     ranked: bool = False
     seconds: float = 0.0
     judged: bool = False
+    costs: tuple[Cost, ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def cost_usd(self) -> float:
@@ -58,6 +79,10 @@ class Failed:
     times: int
     message: str
     usage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cost_usd(self) -> float:
+        return float(self.usage.get("cost_usd") or 0.0)
 
 
 def write_failed(run: Run, number: int, failure: ProposerFailure) -> Failed:
@@ -81,3 +106,10 @@ def read_rounds(run: Run) -> tuple[Round, ...]:
     folder = run.path / FOLDER
     names = sorted(p for p in folder.iterdir() if NAME.fullmatch(p.name)) if folder.is_dir() else []
     return tuple(sorted((read_record(Round, path) for path in names), key=lambda r: r.number))
+
+
+def read_failed(run: Run) -> tuple[Failed, ...]:
+    """What failed proposals cost, by round. Raises IntegrityError for a damaged file."""
+    folder = run.path / FOLDER
+    names = sorted(p for p in folder.iterdir() if FAILED.fullmatch(p.name)) if folder.is_dir() else []
+    return tuple(read_record(Failed, path) for path in names)

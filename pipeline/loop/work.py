@@ -11,6 +11,7 @@ from kgen.contract.op import Op
 from kgen.gates.compile import BuildGate
 from kgen.loop.events import Event, Observer, silent
 from kgen.loop.settings import Settings
+from kgen.loop.spending import Ledger
 from kgen.pool.base import Executor
 from kgen.pool.local import LocalExecutor
 from kgen.proposers.base import Proposer
@@ -19,6 +20,7 @@ from kgen.store.candidates import CandidateFolder
 from kgen.store.runs import Run
 
 OUT_OF_TIME = "out_of_time"  # the last word of a skip's code when the run's minutes were used up
+OUT_OF_BUDGET = "out_of_budget"  # the same for its GPU-seconds
 NO_GPU, OTHER_GPU = "no_gpu", "other_gpu"
 
 
@@ -48,6 +50,11 @@ class Work:
     def gate(self) -> BuildGate:
         """Made on first use: a run that only waits for GPU gates needs no compiler. Raises NoSandboxError, ..."""
         return self.executor.gate(self.op, self.cache, self.settings.unsafe)
+
+    @functools.cached_property
+    def ledger(self) -> Ledger:
+        """What the run has spent, and may still spend."""
+        return Ledger(self.run, self.settings)
 
     def close(self, at_once: bool = False) -> None:
         """End the executor's work; `at_once`: without waiting for builds, whose results are then dropped."""
@@ -84,4 +91,4 @@ class Work:
         reason = result.code.rpartition(".")[2]
         if result.interpreted or (result.status is Status.SKIP and reason in (NO_GPU, OTHER_GPU)):
             return self.arch not in self.settings.archs
-        return reason != OUT_OF_TIME
+        return reason not in (OUT_OF_TIME, OUT_OF_BUDGET)
