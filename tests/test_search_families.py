@@ -10,7 +10,7 @@ from kgen.gates.screen import screen
 from kgen.ops import REGISTRY
 from kgen.proposers.base import ProposalRequest, ProposerExhausted, SetupError
 from kgen.proposers.families import FAMILIES, Variant, render
-from kgen.proposers.families.moe_shared import TOKEN_RANGES, fits
+from kgen.proposers.families.gated import TOKEN_RANGES, fits
 from kgen.proposers.search import SearchProposer
 from kgen.records import Candidate, Origin, PerfPoint, Status, Verdict
 

@@ -3,7 +3,7 @@
 One module a family; a family of a new op is added to the table here.
 """
 
-from kgen.proposers.families import attn_res, moe_shared, projection
+from kgen.proposers.families import attn_res, kda_core, mla_out_gate, moe_router, moe_shared, projection
 from kgen.proposers.families.family import Family
 from kgen.proposers.families.point import FIXED, Variant, render
 from kgen.proposers.families.space import Choice, Limit, Space, Whole
@@ -12,6 +12,9 @@ FAMILIES: dict[str, Family] = {
     **projection.FAMILIES,
     "moe_shared": moe_shared.FAMILY,
     "attn_res": attn_res.FAMILY,
+    "kda_core": kda_core.FAMILY,
+    "moe_router": moe_router.FAMILY,
+    "mla_out_gate": mla_out_gate.FAMILY,
 }
 
 __all__ = ["FAMILIES", "FIXED", "Choice", "Family", "Limit", "Space", "Variant", "Whole", "render"]

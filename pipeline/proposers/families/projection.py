@@ -6,7 +6,7 @@ No point of these has been timed yet: the known ones are what the worked kernels
 from collections.abc import Mapping
 
 from kgen.proposers.families.family import Family
-from kgen.proposers.families.point import FIXED, Variant
+from kgen.proposers.families.point import Variant
 from kgen.proposers.families.space import Choice, Space
 
 FMA, MMA = "projection_fma.py.tmpl", "projection_mma.py.tmpl"
@@ -31,7 +31,7 @@ def _spaces(sizes: Mapping[str, str]) -> tuple[Space, ...]:
 
 
 def _family(op: str) -> Family:
-    sizes = dict(zip(FIXED, PROJECTIONS[op], strict=True))
+    sizes = dict(zip(("outputs", "inputs"), PROJECTIONS[op], strict=True))
     known = (
         Variant(MMA, {**sizes, "warps": 8, "unroll": 4, "blocks": 132, "pdl": True}),
         Variant(FMA, {**sizes, "warps": 8, "slices": 4, "rows": 2, "unroll": 2, "pdl": True}),
