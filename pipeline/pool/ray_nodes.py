@@ -9,6 +9,7 @@ not used, and its line says why. The only module that knows Ray (an extra: pip i
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from kgen.records import one_line
 WATCH_SECONDS = 1.0
 HELLO_SECONDS = 180.0  # a worker that has not come up by then is not waited for: its CPUs belong to somebody else
 CLOSE_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 RESTARTS = 3
 INSTALL = "Ray is not installed: pip install 'kgen[ray]'"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -198,12 +200,17 @@ def _started(address: str, workers: int) -> Any:
         import ray
     except ModuleNotFoundError:
         raise NoRay(INSTALL) from None
-    more: dict[str, Any] = {} if address else {"num_cpus": workers or os.cpu_count() or 1, "include_dashboard": False}
+    more: dict[str, Any] = {"num_cpus": workers or os.cpu_count() or 1, "include_dashboard": False}
+    if address:
+        host, _, port = address.rpartition(":")
+        more = {"_node_ip_address": host} if host.startswith("127.") else {}  # else Ray looks for it elsewhere
     try:
+        if address:  # Ray itself would try for ten minutes
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         with _bare_environment():
             ray.init(address or "local", log_to_driver=False, configure_logging=False, **more)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"no Ray cluster at {address}" if address else "Ray does not start here"
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"no Ray cluster at {address} (HOST:PORT)" if address else "Ray does not start here"
         raise NoRay(f"{where}: {one_line(str(error), 200)}") from None
     return ray
 
