@@ -26,10 +26,13 @@ from kgen.cli.common import (
     places,
     runs_at,
 )
+from kgen.cli.config import ConfigOption
+from kgen.cli.executors import ExecutorOption, RayAddressOption, WorkersOption, executor_of
 
 if TYPE_CHECKING:
     from kgen.contract.op import Op
     from kgen.loop.settings import Settings
+    from kgen.pool.base import Executor
     from kgen.proposers.base import Proposer
     from kgen.report import Document
     from kgen.store import Run
@@ -48,8 +51,13 @@ Proposers = Annotated[
     str, typer.Option("--proposer", help="search, openai, mailbox or replay (default: see kgen doctor).")
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds at most (search: 1, writers: 6).")]
-Candidates = Annotated[int | None, typer.Option("--candidates", min=1, help="Candidates at most (search: 24).")]
-Minutes = Annotated[float, typer.Option("--minutes", help="Wall time at most.")]
+Candidates = Annotated[
+    int | None, typer.Option("--candidates", "--max-candidates", min=1, help="Candidates at most (search: 24).")
+]
+Minutes = Annotated[float, typer.Option("--minutes", "--max-minutes", help="Wall time at most.")]
+GpuSeconds = Annotated[
+    float | None, typer.Option("--max-gpu-seconds", min=0.0, help="Seconds of GPU leases at most (0: no limit).")
+]
 Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Candidates that are built on at a time (4).")]
 Explore = Annotated[
     float | None, typer.Option("--explore", min=0.0, max=1.0, help="Share of asks for a fresh design (0.25).")
@@ -84,6 +92,8 @@ def propose(
     candidates: Candidates = None,
     minutes: Minutes = 60.0,
     max_usd: Annotated[float, typer.Option("--max-usd", min=0.0, help="Cost at most (0: no limit).")] = 0.0,
+    max_gpu_seconds: GpuSeconds = None,
+    config: ConfigOption = None,
     beam: Beam = None,
     explore: Explore = None,
     parallel: Parallel = None,
@@ -96,6 +106,9 @@ def propose(
     runs: RunsOption = "",
     kernels: SetOption = "",
     cache: CacheOption = "",
+    executor: ExecutorOption = "",
+    ray_address: RayAddressOption = "",
+    workers: WorkersOption = 0,
     promote: Annotated[bool, typer.Option("--promote", help="Promote what comes out promotable.")] = False,
     interpret: Interpret = True,
     unsafe: Unsafe = False,
@@ -103,6 +116,7 @@ def propose(
     quiet: QuietOption = False,
 ) -> None:
     """Propose kernels for an op and take them as far as this machine can: staged, or promotable with a GPU."""
+    from kgen.loop.estimate import estimate
     from kgen.loop.session import begin
     from kgen.loop.settings import ARCHS, Settings
     from kgen.proposers.choose import MAKERS, choose
@@ -115,7 +129,7 @@ def propose(
         raise boundary.Usage("--proposer replay and --replay RUN go together: RUN is what to propose again")
     recorded = find_run(replay, runs) if replay else None
     source = recorded.path if recorded else Path(mailbox).expanduser().absolute() if mailbox else None
-    choice = choose(proposer, source=source)
+    choice = choose(proposer, source=source, flags=config or [])
     name = choice.proposer.name
     if name == "search":
         _searchable(found.name)
@@ -127,6 +141,7 @@ def propose(
         **_pace(name, given, recorded),
         minutes=minutes,
         max_usd=max_usd,
+        max_gpu_seconds=max_gpu_seconds or 0.0,
         archs=tuple(arch or ARCHS),
         dims=tuple(dims or ()),
         bins=tuple(tokens or ()),
@@ -139,11 +154,13 @@ def propose(
     settings = checked(asked, found)
     output.log_to_stderr(quiet)
     if not quiet:
-        for line in (choice.line, *asked.remarks(found)):
+        estimated = estimate(runs_at(runs), found, settings, choice.endpoint)
+        for line in (choice.line, *asked.remarks(found), estimated):
             output.say(line)
+    executes = executor_of(executor, ray_address, workers, unsafe, quiet)
     run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
     where = places(runs, kernels, cache)
-    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, where, promote, json, quiet)
+    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, where, promote, json, quiet, executes)
 
 
 def _pace(name: str, given: Mapping[str, float | None], recorded: "Run | None") -> dict[str, Any]:
@@ -171,10 +188,19 @@ def _searchable(op: str) -> None:
 
 def resume(
     run: RunArgument = "latest",
-    minutes: Annotated[float | None, typer.Option("--minutes", help="A new limit of wall time.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", "--max-minutes", help="A new limit of wall time.")
+    ] = None,
+    candidates: Annotated[int | None, typer.Option("--max-candidates", min=1, help="A new limit of them.")] = None,
+    max_usd: Annotated[float | None, typer.Option("--max-usd", min=0.0, help="A new limit of cost.")] = None,
+    max_gpu_seconds: GpuSeconds = None,
+    config: ConfigOption = None,
     runs: RunsOption = "",
     kernels: SetOption = "",
     cache: CacheOption = "",
+    executor: ExecutorOption = "",
+    ray_address: RayAddressOption = "",
+    workers: WorkersOption = 0,
     promote: Annotated[bool, typer.Option("--promote", help="Promote what comes out promotable.")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -188,12 +214,15 @@ def resume(
     found = find_run(run, runs)
     settings = read_settings(found.info.settings, f"{found.path}/run.json")
     op = find_op(settings.op)
-    settings = checked(replace(settings, minutes=minutes) if minutes else settings, op)
+    limits = {"minutes": minutes, "candidates": candidates, "max_usd": max_usd, "max_gpu_seconds": max_gpu_seconds}
+    changed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    settings = checked(replace(settings, **changed), op)
     output.log_to_stderr(quiet)
     place = settings.replay or settings.mailbox
-    proposer = choose(settings.proposer, source=Path(place) if place else None).proposer
+    proposer = choose(settings.proposer, source=Path(place) if place else None, flags=config or []).proposer
+    executes = executor_of(executor, ray_address, workers, settings.unsafe, quiet)
     where = places(runs, kernels, cache)
-    _drive(found, op, settings, proposer, cache_at(cache), kernels, where, promote, json, quiet)
+    _drive(found, op, settings, proposer, cache_at(cache), kernels, where, promote, json, quiet, executes)
 
 
 def _drive(
@@ -207,6 +236,7 @@ def _drive(
     promote: bool,
     json: bool,
     quiet: bool,
+    executor: "Executor",
 ) -> None:
     from kgen.cli.progress import Watcher
     from kgen.loop.session import work_on
@@ -215,7 +245,7 @@ def _drive(
     if not quiet:
         output.say(f"run {run.id} in {run.path}")
     with Watcher(quiet) as watcher:
-        ended = work_on(run, op, settings, proposer, cache, watcher, set_path(kernels).path)
+        ended = work_on(run, op, settings, proposer, cache, watcher, set_path(kernels).path, executor)
     if ended.why and not quiet:
         output.say(f"ended: {ended.why}")
     document = conclude(run, op, where)

@@ -6,6 +6,7 @@ import typer
 
 from kgen.cli import output
 from kgen.cli.common import JsonOption, RunArgument, RunsOption, find_candidate, find_op, find_run, places, runs_at
+from kgen.cli.costs import cost
 
 
 def register(app: typer.Typer) -> None:
@@ -13,6 +14,7 @@ def register(app: typer.Typer) -> None:
     group.callback()(listing)
     group.command("show")(show)
     group.command("diff")(diff)
+    group.command("cost")(cost)
     app.add_typer(group, name="runs")
 
 

@@ -25,6 +25,7 @@ from kgen.loop.replaying import recording
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
 from kgen.loop.spending import PROPOSE
 from kgen.loop.stopping import Standing, stop
+from kgen.loop.tools import tools_of
 from kgen.loop.work import Work
 from kgen.proposers.base import Budget, Listener, ProposalRequest
 from kgen.records import Status, Verdict, to_json
@@ -129,6 +130,7 @@ class Steps:
             deadline_s=max(1.0, work.seconds_left),
             budget=Budget(cost_usd=left),
             round=number,
+            tools=tools_of(work),
         )
 
     @property

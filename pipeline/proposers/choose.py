@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kgen.config import Config, load
 from kgen.proposers.base import Proposer, SetupError
+from kgen.proposers.endpoint import Endpoint
 from kgen.proposers.mailbox import MailboxProposer
 from kgen.proposers.models import Models
 from kgen.proposers.openai_chat import OpenAIProposer
@@ -21,6 +22,11 @@ class Choice:
 
     proposer: Proposer
     line: str
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The model that designs, where one is asked."""
+        return self.proposer.endpoint if isinstance(self.proposer, OpenAIProposer) else None
 
 
 def _openai(env: Mapping[str, str], config: Config, source: Path | None) -> tuple[Proposer, str]:

@@ -112,6 +112,11 @@ class OpenAIProposer:
             session.seen.add(found[-1].id)
         return Proposal(tuple(found), session.usage)
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """The one that designs. Raises SetupError without one."""
+        return self._connected().chat("propose.md").endpoint
+
     def _connected(self) -> Models:
         if self._models is None:
             self._models = Models.one(Chat(self._endpoint or Endpoint.from_env(os.environ)))

@@ -1,0 +1,62 @@
+"""The tools that a model may use in a run: it can try whether a source compiles, and look names and lessons up.
+
+    check_compile(source)       the run's own compile gate at the quick problems, and its words
+    lookup_api(name)            what the installed compiler package says of a name, or the nearest names
+    read_lesson(query)          what earlier runs have learnt
+
+All of them read; none can change a run, and nothing that they give is a verdict. Not covered: checking arguments, and
+quoting results (`kgen.proposers.tools`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kgen.gates.builder.outcome import BuilderError
+from kgen.loop import matrix
+from kgen.loop.work import Work
+from kgen.proposers.tools import Tool, ToolError, parameters
+from kgen.proposers.wire import MAX_ARGUMENTS, ToolSpec
+from kgen.records import BuildRecord, Candidate, Origin
+from kgen.store.errors import StoreError
+
+
+class CheckCompile:
+    """Builds count as the run's own: a candidate that was tried before is answered from the cache afterwards."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    @property
+    def spec(self) -> ToolSpec:
+        source = {"type": "string", "maxLength": MAX_ARGUMENTS, "description": "The whole module, as you would answer."}
+        said = "Compile a kernel module as the compile gate does, at its first problems, and return what the gate says."
+        return ToolSpec("check_compile", said, parameters(source=source))
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        work = self._work
+        if work.stopping.is_set() or (why := work.ledger.time_for("quick", work.seconds_left)):
+            raise ToolError(
+                "no time is left to compile: answer now" if work.stopping.is_set() else f"{why}: answer now"
+            )
+        problems = matrix.quick(work.op, work.settings)
+        try:
+            report = work.gate.run(Candidate(work.op.name, arguments["source"], Origin("tool")), problems)
+        except (BuilderError, StoreError) as error:
+            raise ToolError(f"nothing can be compiled here: {error}") from None
+        work.ledger.took("quick", report.result.seconds)
+        facts = [line for artefact in report.artefacts for line in _facts(artefact.record)]
+        return "\n".join([f"{report.result.status}: {report.result.code}", report.result.message, *facts])
+
+
+def _facts(record: BuildRecord) -> list[str]:
+    """What a writer wants to know of a build: registers, local memory, static shared memory."""
+    return [
+        f"{record.problem.key}: {k.name[:80]}: {k.registers} registers, {k.stack_bytes} bytes of local memory a thread,"
+        f" {k.static_smem} bytes of static shared memory"
+        for k in record.kernels
+    ]
+
+
+def tools_of(work: Work) -> tuple[Tool, ...]:
+    """Those that work here."""
+    return (CheckCompile(work),)
