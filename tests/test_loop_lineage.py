@@ -1,4 +1,4 @@
-"""Whole runs that plan: asks side by side, descent in the origins, rules that end a run, the tree, plans of a resumed run."""
+"""Whole runs that plan: asks side by side, descent in origins, what ends a run, the tree, plans of a resumed run."""
 
 import json
 import threading
