@@ -62,7 +62,8 @@ def _quick(work: Work, folder: CandidateFolder) -> None:
     if result.passed:
         records = [a.record for a in report.artefacts]
         launches = [to_json(cost.launch_cost(work.op, r, launch).__dict__) for r in records for launch in r.launches]
-        static = {"us": cost.static_cost(work.op, records), "launches": launches}
+        points = [[r.problem.tokens, cost.static_cost(work.op, [r])] for r in records]
+        static = {"us": cost.static_cost(work.op, records), "launches": launches, "points": points}
         folder.write(QUICK, json_bytes(replace(result, evidence={**result.evidence, "cost": static})))
     else:
         folder.write_result(result)
@@ -75,16 +76,34 @@ def full_tier(work: Work, order: Sequence[CandidateFolder]) -> list[CandidateFol
     A finalist that fails makes room for the next one. The others are skipped, and say so.
     """
     passed: list[CandidateFolder] = []
-    for folder in order:
-        result = folder.result(GATE)
-        if not work.finished(result) and len(passed) < work.settings.finalists:
-            result = _full(work, folder)
-        elif result is None:
-            place = f"number {order.index(folder) + 1} of {len(order)} by cost"
-            folder.write_result(skipped("not_chosen", f"passed the quick tier; {place}, not built further"))
-        if result is not None and result.passed:
-            passed.append(folder)
+    left = list(order)
+    while left:
+        wave = _wave(work, left, work.settings.finalists - len(passed))
+        todo = [f for f in wave if not work.finished(f.result(GATE))]
+        if todo:
+            with pool(work, len(todo)) as threads:
+                collect([threads.submit(_full, work, folder) for folder in todo], lambda: None)
+        for folder in wave or left[:1]:
+            result = folder.result(GATE)
+            if result is None:
+                place = f"number {order.index(folder) + 1} of {len(order)} by cost"
+                folder.write_result(skipped("not_chosen", f"passed the quick tier; {place}, not built further"))
+            elif result.passed:
+                passed.append(folder)
+        left = left[len(wave) or 1 :]
     return passed
+
+
+def _wave(work: Work, left: Sequence[CandidateFolder], room: int) -> list[CandidateFolder]:
+    """The next of them, as far as each has its place among the finalists however the others of the wave come out."""
+    wave: list[CandidateFolder] = []
+    for folder in left:
+        result = folder.result(GATE)
+        if not work.finished(result) and room <= 0:
+            break
+        room -= not work.finished(result) or (result is not None and result.passed)
+        wave.append(folder)
+    return wave
 
 
 def _full(work: Work, folder: CandidateFolder) -> GateResult:

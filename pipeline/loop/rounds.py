@@ -26,6 +26,7 @@ class Ranked:
     candidate: str  # folder name
     us: float
     measured: bool = False  # on a GPU here; else the static cost
+    points: tuple[tuple[int, float], ...] = field(default=(), metadata=OPTIONAL)  # (tokens, µs) that `us` is the sum of
 
 
 @dataclass(frozen=True)

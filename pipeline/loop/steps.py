@@ -20,7 +20,7 @@ from kgen.loop.plan import Policy, kept, plan
 from kgen.loop.plans import Decision, Plan, read_plans, write_plan
 from kgen.loop.population import Specimen, population
 from kgen.loop.proving import prove_all, settle
-from kgen.loop.ranking import ordered
+from kgen.loop.ranking import costs, ordered
 from kgen.loop.replaying import recording
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
 from kgen.loop.spending import PROPOSE
@@ -118,6 +118,7 @@ class Steps:
         work = self.work
         settings = work.settings
         judged = [(f, v) for f in work.run.folders() if (v := f.verdict()) is not None]
+        known = costs(read_rounds(work.run))
         left = settings.max_usd - work.ledger.spent_usd if settings.max_usd else None
         return ProposalRequest(
             op=work.op,
@@ -126,6 +127,7 @@ class Steps:
             run=work.run.path,
             history=tuple((f.candidate(), v) for f, v in judged),
             points={f.candidate().id: timed for f, _ in judged if (timed := points_of(work, f))},
+            costs={f.candidate().id: known[f.path.name] for f, _ in judged if f.path.name in known},
             seed=settings.seed,
             deadline_s=max(1.0, work.seconds_left),
             budget=Budget(cost_usd=left),

@@ -106,6 +106,7 @@ class ProposalRequest:
     run: Path  # the run folder: prompts, answers and mailbox files are kept below it
     history: History = ()
     points: Mapping[str, tuple[PerfPoint, ...]] = field(default_factory=dict)  # timed points by candidate id
+    costs: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # µs by candidate id and tokens, see Ranked
     count: int = 1
     seed: int = 0
     deadline_s: float = 600.0

@@ -1,8 +1,8 @@
 """`search`: candidates from built-in kernel families, offline and deterministic by seed.
 
 Known good points come first, then seeded samples; what changes a single choice of a parent, or mixes two, where the
-loop asks for that (or, without an ask, every other one once candidates have been timed). Not covered: models of the
-search space (the static cost of the loop does the ranking).
+loop asks for that (or, without an ask, every other one once candidates have been timed). With a method (tpe, nsga,
+random) new points come from `studies` instead, which learns from what the gates said of all before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from kgen.proposers.base import CROSSOVER, OPTIMISE, RESTART, Proposal, ProposalRequest, ProposerExhausted, SetupError
-from kgen.proposers.families import FAMILIES, FIXED, Family, Variant, render
+from kgen.proposers.families import FAMILIES, FIXED, Family, Space, Variant, render
+from kgen.proposers.families.space import Point as SpacePoint
+from kgen.proposers.studies import modelled
 from kgen.records import Candidate, Origin
 
 TRIES = 200  # samples in a row that give nothing new before the space counts as searched
@@ -24,6 +26,9 @@ class SearchProposer:
 
     name = "search"
 
+    def __init__(self, method: str = "") -> None:
+        self.method = method  # of kgen.proposers.studies, "": seeded samples and their neighbours
+
     def propose(self, request: ProposalRequest) -> Proposal:
         if reason := lacking(request.op.name):
             raise SetupError(f"{reason}; use another proposer")
@@ -31,8 +36,8 @@ class SearchProposer:
         seen = {candidate.id for candidate, _ in request.history} | request.taken
         found: list[Candidate] = []
         misses = 0
-        for variant, parents in _points(family, request):
-            candidate = _candidate(request, variant, parents)
+        for variant, parents in _points(family, request, self.method):
+            candidate = _candidate(request, variant, parents, self.method)
             misses = misses + 1 if candidate.id in seen else 0
             if candidate.id not in seen:
                 seen.add(candidate.id)
@@ -53,15 +58,25 @@ def lacking(op: str) -> str:
 Point = tuple[Variant, tuple[str, ...]]  # with the ids of its parents
 
 
-def _candidate(request: ProposalRequest, variant: Variant, parents: tuple[str, ...]) -> Candidate:
+def _candidate(request: ProposalRequest, variant: Variant, parents: tuple[str, ...], method: str) -> Candidate:
     detail = {"seed": request.seed, "template": variant.template, "values": dict(variant.values)}
+    if method:
+        detail["method"] = method
     descent = {"parents": list(parents)} if parents or request.ask is not None else {}
     return Candidate(request.op.name, render(variant), Origin("search", {**detail, **descent}))
 
 
-def _points(family: Family, request: ProposalRequest) -> Iterator[Point]:
+def _point_of(space: Space, candidate: Candidate) -> SpacePoint | None:
+    return space.point(_variant(candidate)) if "values" in candidate.origin.detail else None
+
+
+def _points(family: Family, request: ProposalRequest, method: str) -> Iterator[Point]:
     """Endless; the same for the same seed, history and ask."""
     ask = request.ask
+    if method:
+        yield from ((variant, ()) for variant in family.known)
+        for index, point in modelled(family.spaces, request, method, _point_of):
+            yield family.spaces[index].variant(point), ()
     if ask is not None and ask.kind in (OPTIMISE, CROSSOVER, RESTART):
         rng = random.Random(f"{request.op.name}:{request.seed}:{request.round}:{ask.number}")
         yield from itertools.islice(_descended(family, request, ask.parents, rng), TRIES)
