@@ -36,7 +36,8 @@ def measured(runs: Runs, op: Op) -> Account | None:
     """The account of the latest run of this op that has built something."""
     for run in list(reversed(runs.list()))[:LOOKED_AT]:
         try:
-            if run.info.op == op.name and any(_built(line) for line in (found := account(run)).lines):
+            found = account(run) if run.info.op == op.name else None
+            if found is not None and any(map(_built, found.lines)):
                 return found
         except IntegrityError:
             continue

@@ -109,10 +109,10 @@ def _proposing(run: Run, folders: Iterable[CandidateFolder]) -> Iterable[Line]:
     transcript = Transcript(run.path)
     kept = [entry[0] for number in transcript.numbers() if (entry := transcript.read(number))]
     led = {e.prompt_sha256: names.get(e.candidate[:12], "") for e in kept if e.candidate}
-    for entry in kept:
-        usage = replace(entry.usage, seconds=0.0)
-        yield Line(led.get(entry.prompt_sha256, ""), PROPOSE, entry.usage.seconds, usage=usage)
-    told = [Usage(**e.usage) for e in (*read_rounds(run), *read_failed(run))]
+    for record in kept:
+        usage = replace(record.usage, seconds=0.0)
+        yield Line(led.get(record.prompt_sha256, ""), PROPOSE, record.usage.seconds, usage=usage)
+    told = [Usage(**told.usage) for told in (*read_rounds(run), *read_failed(run))]
     rest = _without(reduce(Usage.__add__, told, Usage()), reduce(Usage.__add__, (e.usage for e in kept), Usage()))
     yield Line("", PROPOSE, usage=rest)
 
