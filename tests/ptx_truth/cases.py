@@ -169,7 +169,8 @@ def promoted(key: str, dims: str, tokens: int, slices: tuple[int, int], kind: st
 def searched_attn_res(key: str) -> Case:
     calls = ((1, 1), (0, 0), (2, -1))
     why = "rsqrt and ex2, fused products, float32 sums: what may round otherwise to bf16; prefix and blocks are exact"
-    kind, source = "in-place state, scalars, approximate functions", render(FAMILIES["attn_res"].known[0])
+    kind = "in-place state, scalars, approximate functions"
+    source = (OWN / "attn_res.py").read_text(encoding="utf-8")  # a point of `search` when the GPU was asked
     same = {"eps": bounds.EPSILON, "eps_out": bounds.EPSILON}
     scalars = tuple({"nb": float(nb), "write_idx": float(write), **same} for nb, write in calls)
     bound = Bound(why, partial(bounds.attn_res, calls))

@@ -6,15 +6,11 @@ No point has been timed yet.
 """
 
 from kgen.proposers.families.family import Family
+from kgen.proposers.families.limits import EARLY
 from kgen.proposers.families.point import Variant
-from kgen.proposers.families.space import Choice, Limit, Point, Space
+from kgen.proposers.families.space import Choice, Space
 
 CLUSTER = "kda_core.py.tmpl"
-
-
-def _early_without_pdl(point: Point) -> str:
-    return "" if point["pdl"] or not point["early"] else "without pdl there is no next kernel to start early"
-
 
 SPACE = Space(
     "cluster",
@@ -26,7 +22,7 @@ SPACE = Space(
         Choice("early", (True, False)),
         Choice("pdl", (True, False)),
     ),
-    (Limit(("early", "pdl"), _early_without_pdl),),
+    (EARLY,),
 )
 FAMILY = Family(
     "kda_core",

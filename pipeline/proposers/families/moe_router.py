@@ -5,15 +5,11 @@ last chooses, beyond that a second kernel with a CTA a token. No point has been 
 """
 
 from kgen.proposers.families.family import Family
+from kgen.proposers.families.limits import EARLY
 from kgen.proposers.families.point import Variant
-from kgen.proposers.families.space import Choice, Limit, Point, Space
+from kgen.proposers.families.space import Choice, Space
 
 TEMPLATE = "moe_router.py.tmpl"
-
-
-def _early_without_pdl(point: Point) -> str:
-    return "" if point["pdl"] or not point["early"] else "without pdl there is no next kernel to start early"
-
 
 SPACE = Space(
     "router",
@@ -28,9 +24,9 @@ SPACE = Space(
         Choice("early", (True, False)),
         Choice("pdl", (True, False)),
     ),
-    (Limit(("early", "pdl"), _early_without_pdl),),
+    (EARLY,),
 )
-# 112 CTAs at the served dims. With up to 8 tokens all weights of a CTA are in flight before the kernel before has ended.
+# 112 CTAs at the served dims, and all weights of a CTA in flight before the kernel before has ended.
 BASE = {"rows": 16, "rows_many": 64, "ctas": 132, "threads": 256, "depth": 14, "last": 8, "early": True, "pdl": True}
 FAMILY = Family(
     "moe_router",
