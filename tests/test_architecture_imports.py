@@ -37,7 +37,8 @@ ALLOWED = {
     "pool": GATES,
     "loop": ABOVE,
     "report": ABOVE | {"loop"},
-    "cli": ABOVE | {"loop", "report"},
+    "agents": ABOVE | {"loop", "report"},
+    "cli": ABOVE | {"loop", "report", "agents"},
 }
 HEAVY = ("torch", "cutlass", "openai", "langgraph")
 MODEL_LAYERS = ("ops", "model")  # only these may name the model

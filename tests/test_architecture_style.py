@@ -19,6 +19,7 @@ BROAD = {
     "gates/kit_host.py": "a kit on a foreign host: one unit's failure is recorded and the others go on",
     "pipeline/serve/load.py": "serving falls back to the stock op on any doubt",
     "pipeline/proposers/chat.py": "a thread's boundary: the table of faults decides whose fault it was",
+    "pipeline/agents/worker.py": "a job's boundary: its client is told in one line, and the next job is another run's",
     "pipeline/cli/boundary.py": "the command's boundary: one line and an exit status instead of a traceback",
     "pipeline/loop/asking.py": "a thread's boundary: raised again in the thread that waits for it",
     "pipeline/loop/proving.py": "a gate that breaks is an error result, which can be repeated; the run goes on",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 import kgen
-from kgen.cli import boundary, config, doctor, gate, gpu, kit, ops, output, propose, replay, reports, runs, sets
+from kgen.cli import agents, boundary, config, doctor, gate, gpu, kit, ops, output, propose, replay, reports, runs, sets
 
 HELP = "Agent-assisted CuTe DSL kernels: propose, prove, promote."
 
@@ -23,7 +23,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for group in (ops, propose, replay, runs, gate, sets, reports, kit, config, doctor, gpu):
+    for group in (ops, propose, replay, runs, gate, sets, reports, kit, agents, config, doctor, gpu):
         group.register(app)
     return app
 

@@ -16,8 +16,9 @@ FINALISTS = 2
 MINUTES = 60.0
 BEAM, EXPLORE, PARALLEL = 4, 0.25, 4
 # proposer -> (rounds, candidates): a search lays everything out at once, a writer learns from each verdict
-BUDGETS: Mapping[str, tuple[int, int]] = {"search": (1, 24), "replay": (1, 24)}
+BUDGETS: Mapping[str, tuple[int, int]] = {"search": (1, 24), "replay": (1, 24), "mcp": (24, 24)}
 WRITER_BUDGET = (6, 6)
+MODELLED_BUDGET = (6, 24)  # of a search that learns from each round
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Settings:
     explore: float = EXPLORE  # share of asks, from the second round on, that start afresh
     parallel: int = PARALLEL  # questions at once, to a proposer that can answer so
     patience: int = 0  # end after so many rounds without gain (0: no such rule)
+    search: str = ""  # how `search` and `tune` choose points: tpe, nsga or random ("": samples and their neighbours)
     stop_roofline: float = 0.0  # end when a candidate reaches this share of the roofline (0: no such rule)
 
     def checked(self, op: Op) -> "Settings":

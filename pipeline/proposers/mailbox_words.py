@@ -68,8 +68,8 @@ def _next(verdict: Verdict) -> str:
     words = {
         "refused": "Find the cause in what the gate said below, and correct the whole file in the next answer.",
         "error": "This says nothing about your candidate: it is tried again when the run goes on.",
-        "staged": "It is right as far as can be checked here. If there is another question, write a faster one.",
-        "promotable": "It passed everything. If there is another question, write a faster one.",
+        "staged": "It is right as far as can be checked here. If you go on, write a faster one.",
+        "promotable": "It passed everything. If you go on, write a faster one.",
         "incomplete": "It was set aside for better ones of its round. Other designs may do better.",
     }
     return words[state(verdict)]

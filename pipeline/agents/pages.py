@@ -1,0 +1,70 @@
+"""The texts that a client may read: contracts, the guide by topic, the page for agents, lessons.
+
+They are those that a model is prompted with (kgen.prompts), so that every way to propose is told the same.
+"""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from kgen.contract.op import Op
+from kgen.loop import matrix
+from kgen.loop.settings import Settings
+from kgen.proposers.base import ProposalRequest
+from kgen.proposers.render import packaged
+
+AGENTS = "agents"
+ALL = "all"
+_HEADING = re.compile(r"^## +(.+)$", re.MULTILINE)
+_WORD = re.compile(r"[a-z0-9_.]{2,}")
+
+
+def agents() -> str:
+    """The page that tells a coding agent how to drive the loop."""
+    return files("kgen.agents").joinpath("AGENTS.md").read_text(encoding="utf-8")
+
+
+def contract(op: Op, settings: Settings) -> str:
+    """The task as a first prompt has it."""
+    request = ProposalRequest(op=op, problems=matrix.asked(op, settings), archs=settings.archs, run=Path())
+    return packaged().prompt(request).user
+
+
+def sections() -> dict[str, str]:
+    """The guide by heading; what stands before the first heading is in each prompt and is left out here."""
+    text = packaged().pages["guide.md"]
+    marks = list(_HEADING.finditer(text))
+    ends = [m.start() for m in marks[1:]] + [len(text)]
+    return {m[1].strip(): text[m.start() : end].strip() for m, end in zip(marks, ends, strict=True)}
+
+
+def guide(topic: str) -> str:
+    """Raises LookupError (one line with the topics)."""
+    known = sections()
+    if topic == AGENTS:
+        return agents()
+    if topic == ALL:
+        return packaged().pages["guide.md"]
+    if not topic.strip():
+        form = next(iter(known.values()))
+        listed = "\n".join(f"* {name}" for name in known)
+        rules = packaged().render("system.md", {"guide": form}).rstrip()
+        more = f"Also: `{AGENTS}`, and `{ALL}` for the whole guide."
+        return f"{rules}\n\n## More topics of the guide\n\n{listed}\n\n{more}\n"
+    wanted = set(_WORD.findall(topic.lower()))
+    scores = {name: _score(wanted, name, text) for name, text in known.items()}
+    best = max(scores.values())
+    if best == 0:
+        raise LookupError(f"the guide says nothing on {topic!r}; topics: {'; '.join([*known, AGENTS, ALL])}")
+    return "\n\n".join(known[name] for name, score in scores.items() if score == best) + "\n"
+
+
+def _score(wanted: set[str], name: str, text: str) -> int:
+    """Words of the heading count more than words of the text."""
+    heading, body = set(_WORD.findall(name.lower())), set(_WORD.findall(text.lower()))
+    return 100 * len(wanted & heading) + len(wanted & body)
+
+
+def lessons(op: Op) -> str:
+    """Lessons of earlier runs; a line that says so where none are kept."""
+    return f"There are no lessons on {op.name} yet: what runs showed is in their verdicts.\n"
