@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-TABLES = [str(HERE / f"test_proposer_{name}.py") for name in ("openai_faults", "secrets")]
+TABLES = [str(HERE / f"test_proposer_{name}.py") for name in ("openai_faults", "responses", "secrets")]
 # Of the leak scanner the cases that the two releases' HTTP libraries could treat differently.
 CHOSEN = "not nothing_that_leaves or (userinfo-whole and echoes)"
 OTHER_MAJOR_ALREADY_RUNS = "KGEN_TEST_OPENAI_MAJOR"

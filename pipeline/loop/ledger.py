@@ -112,7 +112,7 @@ def _proposing(run: Run, folders: Iterable[CandidateFolder]) -> Iterable[Line]:
     for record in kept:
         usage = replace(record.usage, seconds=0.0)
         yield Line(led.get(record.prompt_sha256, ""), PROPOSE, record.usage.seconds, usage=usage)
-    told = [Usage(**told.usage) for told in (*read_rounds(run), *read_failed(run))]
+    told = [Usage(**r.usage) for r in read_rounds(run)] + [Usage(**f.usage) for f in read_failed(run)]
     rest = _without(reduce(Usage.__add__, told, Usage()), reduce(Usage.__add__, (e.usage for e in kept), Usage()))
     yield Line("", PROPOSE, usage=rest)
 

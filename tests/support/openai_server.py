@@ -1,4 +1,4 @@
-"""A real local HTTP server that speaks chat.completions, with the faults that real endpoints have.
+"""A real local HTTP server that speaks chat.completions and Responses, with the faults that real endpoints have.
 
 Each request takes the next behaviour of the script; the last one repeats. A behaviour is a function of the handler.
 """
@@ -206,3 +206,71 @@ def chunk(content: Any = None, finish: Any = None, **delta: Any) -> dict[str, An
 
 def usage_chunk() -> dict[str, Any]:
     return {**chunk(), "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}}
+
+
+def wants(*calls: tuple[str, Any], usage: Any = None) -> Behaviour:
+    """A reply that wants these tools called; arguments are sent as JSON unless they are a str."""
+    listed = [
+        {"id": f"call_{n}", "type": "function", "function": {"name": name, "arguments": arguments_of(given)}}
+        for n, (name, given) in enumerate(calls)
+    ]
+    return json_body(completion(None, "tool_calls", usage, tool_calls=listed))
+
+
+def arguments_of(given: Any) -> str:
+    return given if isinstance(given, str) else json.dumps(given)
+
+
+def call_chunk(index: int, **parts: Any) -> dict[str, Any]:
+    """A piece of a call: id, name, arguments."""
+    function = {name: parts[name] for name in ("name", "arguments") if name in parts}
+    return chunk(tool_calls=[{"index": index, "type": "function", "function": function, "id": parts.get("id")}])
+
+
+RESPONSES_USAGE = {
+    "input_tokens": 1000,
+    "input_tokens_details": {"cached_tokens": 600},
+    "output_tokens": 200,
+    "output_tokens_details": {"reasoning_tokens": 150},
+    "total_tokens": 1200,
+}
+
+
+def text_item(text: Any) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+
+
+def call_item(name: str, given: Any, number: int = 1) -> dict[str, Any]:
+    called = {"type": "function_call", "call_id": f"call_{number}", "name": name, "arguments": arguments_of(given)}
+    return {"id": f"fc_{number}", "status": "completed", **called}
+
+
+def response(*items: Any, status: Any = "completed", **more: Any) -> dict[str, Any]:
+    thought = {"id": "rs_1", "type": "reasoning", "summary": []}
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "model": "m",
+        "status": status,
+        "output": [thought, *(items or (text_item(answer()),))],
+        "usage": RESPONSES_USAGE,
+        **more,
+    }
+
+
+def responded(*items: Any, status: Any = "completed", **more: Any) -> Behaviour:
+    return json_body(response(*items, status=status, **more))
+
+
+def events(*deltas: str, last: str = "response.completed", ends: Any = None) -> tuple[dict[str, Any], ...]:
+    """Events of a stream: text in pieces, and the last event unless that is ""."""
+    pieces = [
+        {"type": "response.output_text.delta", "item_id": "msg_1", "output_index": 1, "content_index": 0, "delta": d}
+        for d in deltas
+    ]
+    final = {"type": last, "response": response(text_item("".join(deltas))) if ends is None else ends}
+    begin = {"type": "response.created", "response": response(status="in_progress")}
+    listed = [begin, *pieces, *([final] if last else [])]
+    return tuple({**event, "sequence_number": n} for n, event in enumerate(listed))
