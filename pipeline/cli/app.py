@@ -6,7 +6,23 @@ from collections.abc import Sequence
 import typer
 
 import kgen
-from kgen.cli import agents, boundary, config, doctor, gate, gpu, kit, ops, output, propose, replay, reports, runs, sets
+from kgen.cli import (
+    agents,
+    boundary,
+    config,
+    doctor,
+    gate,
+    gpu,
+    kit,
+    ops,
+    output,
+    propose,
+    replay,
+    reports,
+    runs,
+    sets,
+    tune,
+)
 
 HELP = "Agent-assisted CuTe DSL kernels: propose, prove, promote."
 
@@ -23,7 +39,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for group in (ops, propose, replay, runs, gate, sets, reports, kit, agents, config, doctor, gpu):
+    for group in (ops, propose, replay, runs, gate, sets, reports, tune, kit, agents, config, doctor, gpu):
         group.register(app)
     return app
 

@@ -74,6 +74,11 @@ Interpret = Annotated[
 Unsafe = Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox; never promotable.")]
 
 
+SearchOption = Annotated[
+    str, typer.Option("--search", help="How search chooses points: tpe, nsga (both by optuna) or random.")
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command("propose")(propose)
     app.command("resume")(resume)
@@ -84,6 +89,7 @@ def propose(
     seed: Annotated[int | None, typer.Option("--seed", help="Of the proposer and the plans (0).")] = None,
     proposer: Proposers = "",
     replay: Annotated[str, typer.Option("--replay", metavar="RUN", help="The run that replay reads.")] = "",
+    search: SearchOption = "",
     mailbox: Annotated[
         str,
         typer.Option("--mailbox", metavar="DIR", help="Folder of the mailbox (default: in the run folder)."),
@@ -120,16 +126,21 @@ def propose(
     from kgen.loop.session import begin
     from kgen.loop.settings import ARCHS, Settings
     from kgen.proposers.choose import MAKERS, choose
+    from kgen.proposers.studies import METHODS
 
     found = find_op(op)
-    proposer = one_of("--proposer", proposer or ("replay" if replay else "mailbox" if mailbox else ""), ("", *MAKERS))
+    proposer = one_of(
+        "--proposer",
+        proposer or ("replay" if replay else "mailbox" if mailbox else "search" if search else ""),
+        ("", *MAKERS),
+    )
     if mailbox and proposer != "mailbox":
         raise boundary.Usage("--mailbox DIR goes with --proposer mailbox: DIR is where its questions and answers lie")
     if bool(replay) != (proposer == "replay"):
         raise boundary.Usage("--proposer replay and --replay RUN go together: RUN is what to propose again")
     recorded = find_run(replay, runs) if replay else None
     source = recorded.path if recorded else Path(mailbox).expanduser().absolute() if mailbox else None
-    choice = choose(proposer, source=source, flags=config or [])
+    choice = choose(proposer, source=source, flags=config or [], search=one_of("--search", search, ("", *METHODS)))
     name = choice.proposer.name
     if name == "search":
         _searchable(found.name)
@@ -138,7 +149,7 @@ def propose(
     asked = Settings(
         op=found.name,
         proposer=name,
-        **_pace(name, given, recorded),
+        **_pace(name, given, recorded, search),
         minutes=minutes,
         max_usd=max_usd,
         max_gpu_seconds=max_gpu_seconds or 0.0,
@@ -160,17 +171,21 @@ def propose(
     executes = executor_of(executor, ray_address, workers, unsafe, quiet)
     run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
     where = places(runs, kernels, cache)
-    _drive(run, found, settings, choice.proposer, cache_at(cache), kernels, where, promote, json, quiet, executes)
+    drive(run, found, settings, choice.proposer, cache_at(cache), kernels, where, promote, json, quiet, executes)
 
 
-def _pace(name: str, given: Mapping[str, float | None], recorded: "Run | None") -> dict[str, Any]:
+def _pace(name: str, given: Mapping[str, float | None], recorded: "Run | None", search: str = "") -> dict[str, Any]:
     """How the run is planned: as said, else as in the recording that it replays, else by what suits the proposer."""
-    from kgen.loop.settings import BUDGETS, WRITER_BUDGET, read_settings
+    from kgen.loop.settings import BUDGETS, MODELLED_BUDGET, WRITER_BUDGET, read_settings
 
     said = {key: value for key, value in given.items() if value is not None}
     if recorded is not None:
         settings = read_settings(recorded.info.settings, f"{recorded.path}/run.json")
-        return {**{key: getattr(settings, key) for key in given}, **said}
+        return {**{key: getattr(settings, key) for key in given}, "search": settings.search, **said}
+    if search:  # a point that is right is where such a search begins
+        rounds, candidates = MODELLED_BUDGET
+        patience = {"patience": said.get("rounds", rounds)}
+        return {"search": search, "rounds": rounds, "candidates": candidates, **patience, **said}
     rounds, candidates = BUDGETS.get(name, WRITER_BUDGET)
     return {"rounds": rounds, "candidates": max(candidates, int(said.get("rounds", 0))), **said}
 
@@ -210,6 +225,7 @@ def resume(
 
     from kgen.loop.settings import read_settings
     from kgen.proposers.choose import choose
+    from kgen.proposers.tune import PARENT
 
     found = find_run(run, runs)
     settings = read_settings(found.info.settings, f"{found.path}/run.json")
@@ -218,14 +234,16 @@ def resume(
     changed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     settings = checked(replace(settings, **changed), op)
     output.log_to_stderr(quiet)
-    place = settings.replay or settings.mailbox
-    proposer = choose(settings.proposer, source=Path(place) if place else None, flags=config or []).proposer
+    place = settings.replay or settings.mailbox or (found.path / PARENT if settings.proposer == "tune" else "")
+    search = "" if settings.replay else settings.search
+    source = Path(place) if place else None
+    proposer = choose(settings.proposer, source=source, flags=config or [], search=search).proposer
     executes = executor_of(executor, ray_address, workers, settings.unsafe, quiet)
     where = places(runs, kernels, cache)
-    _drive(found, op, settings, proposer, cache_at(cache), kernels, where, promote, json, quiet, executes)
+    drive(found, op, settings, proposer, cache_at(cache), kernels, where, promote, json, quiet, executes)
 
 
-def _drive(
+def drive(
     run: "Run",
     op: "Op",
     settings: "Settings",

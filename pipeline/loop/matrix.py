@@ -9,6 +9,7 @@ from itertools import product
 from kgen.contract.op import Op
 from kgen.gates.contract import few_bins
 from kgen.loop.settings import Settings, refusal
+from kgen.proposers.studies import NSGA
 from kgen.records import Problem
 
 AROUND = (1, 4, 16)  # tokens of the points that are interpreted
@@ -20,8 +21,13 @@ def asked(op: Op, settings: Settings) -> tuple[Problem, ...]:
 
 
 def quick(op: Op, settings: Settings) -> tuple[Problem, ...]:
-    """First arch and dims at the pack's quick bins (at the smallest bin where the matrix has none of those)."""
+    """First arch and dims at the pack's quick bins (at the smallest bin where the matrix has none of those).
+
+    A search with two objectives (nsga) has them at the smallest and the largest bin.
+    """
     points = _first(op, settings)
+    if settings.search == NSGA and len(points) > 1:
+        return points[0], points[-1]
     return tuple(p for p in points if p.tokens in op.pack.quick_bins) or points[:1]
 
 
