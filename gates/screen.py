@@ -20,6 +20,8 @@ PARSING = threading.Lock()  # CPython before 3.11.5 counts the depth of all thre
 MAX_BYTES = 128 << 10
 MAX_MESSAGE = 400  # characters: a name or a line of a source may be as long as the source
 MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
+# Looked for before parsing: Python's parser takes memory by the square of the length of an imported dotted name.
+CHAIN = re.compile(rf"\w(?:[\s\\]*+\.[\s\\]*+\w++){{{MAX_DEPTH}}}")
 
 DRIVER = "cuda.bindings.driver"
 # module -> names that may be used of it; None: any name that is not itself forbidden
@@ -127,6 +129,9 @@ def _text(source: str) -> list[Finding]:
         return [Finding("screen.encoding", 0, "the source is not valid UTF-8")]
     if size > MAX_BYTES:
         return [Finding("screen.size", 0, f"{size} bytes, allowed are {MAX_BYTES}")]
+    if chain := CHAIN.search(source):
+        line = source.count("\n", 0, chain.start()) + 1
+        return [Finding("screen.size", line, f"a name of more than {MAX_DEPTH} parts")]
     if "\r" in source or "\0" in source or source.startswith("\ufeff"):
         return [Finding("screen.encoding", 0, "carriage returns, null bytes and byte-order marks are not allowed")]
     if hit := HIDING.search(source):
