@@ -70,6 +70,7 @@ MAKERS: Mapping[str, Callable[[Mapping[str, str], Config, Path | None], tuple[Pr
     "mailbox": _mailbox,
     "replay": _replay,
     "mcp": _mcp,
+    "tune": _tune,
 }
 
 
