@@ -10,6 +10,7 @@ have caused is tried once more at once, unless its time was up. Not covered: whe
 the PTX text belongs to the cubin (only the cubin is ever loaded).
 """
 
+import functools
 import os
 import threading
 import time
@@ -34,7 +35,7 @@ from kgen.gates.builder.outcome import MACHINE, RAN, BuilderError, BuildFailure,
 from kgen.gates.builder.pool import Builder
 from kgen.gates.builder.protocol import FUNCTION
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
-from kgen.gates.screen import screen
+from kgen.gates.screen import Finding, screen
 from kgen.gates.signature import arguments, signature
 from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, Status, sha256_bytes, to_json
 from kgen.serve.runtime import installed_flavours
@@ -78,6 +79,12 @@ def same_code(a: BuildRecord, b: BuildRecord) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=64)
+def _screened(source: str) -> tuple[Finding, ...]:
+    """A source comes several times: quick tier, full matrix, each mutant, the interpreter."""
+    return tuple(screen(source))
+
+
 class BuildGate(ABC):
     """The gate without the builder: `_made` says how a build is made that the cache does not hold. Thread-safe."""
 
@@ -107,7 +114,7 @@ class BuildGate(ABC):
         if not problems:
             raise ValueError("no problem to build: a candidate that is built for nothing has passed nothing")
         started = time.monotonic()
-        findings = screen(candidate.source)
+        findings = _screened(candidate.source)
         if findings:
             message = "\n".join(str(f) for f in findings[:SHOWN_FINDINGS])
             return self._report(Status.FAIL, findings[0].code, message, {}, started)
