@@ -78,13 +78,16 @@ def account(run: Run) -> Account:
     """Raises IntegrityError for damaged files."""
     rounds, folders = read_rounds(run), run.folders()
     lines = [*_proposing(run, folders)]
+    asking = -sum(line.wall_s for line in lines)  # what is more than the answers took is nobody's
     measured: dict[tuple[str, str], float] = {}
     for cost in (c for entry in rounds for c in entry.costs):
         parts = shares(cost)
         for name, part in parts.items():
             measured[name, cost.gate] = measured.get((name, cost.gate), 0.0) + part.cpu_s
+        asking += cost.wall_s if cost.gate == PROPOSE else 0.0
         if not parts:
-            lines.append(Line("", cost.gate, cost.wall_s if cost.gate == PROPOSE else 0.0, cost.cpu_s))
+            lines.append(Line("", cost.gate, cpu_s=cost.cpu_s))
+    lines.append(Line("", PROPOSE, max(0.0, asking)))
     for folder in folders:
         lines += _judging(folder, measured)
     own = [line for line in lines if line != Line(line.candidate, line.gate)]

@@ -12,7 +12,7 @@ meanwhile has spent the most. Not covered: adding it all up (`ledger`).
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -63,6 +63,7 @@ class Ledger:
     settings: Settings
     costs: list[Cost] = field(default_factory=list)  # of the round in work
     longest: dict[str, float] = field(default_factory=dict)  # seconds of the longest action of a kind
+    clock: Callable[[], float] = time.monotonic
     _change: threading.Condition = field(default_factory=threading.Condition)
     _held: dict[int, float] = field(default_factory=dict)  # GPU seconds of pieces under way
     _numbers: int = 0
@@ -116,12 +117,12 @@ class Ledger:
         Where other pieces under way may yet leave enough, it waits for them.
         """
         number, allowed = self._reserve(folder, gate, what, most)
-        started = time.monotonic()
+        started = self.clock()
         try:
             yield allowed
         finally:
             if allowed:
-                seconds = round(time.monotonic() - started, 2)
+                seconds = self.clock() - started
                 with self._change:
                     del self._held[number]
                     self._note(folder, number, Use(gate, what, seconds))
