@@ -3,7 +3,7 @@
 One module a family; a family of a new op is added to the table here.
 """
 
-from kgen.proposers.families import attn_res, kda_core, mla_out_gate, moe_router, moe_shared, projection
+from kgen.proposers.families import attn_res, dense_mlp, kda_core, mla_out_gate, moe_router, moe_shared, projection
 from kgen.proposers.families.family import Family
 from kgen.proposers.families.point import FIXED, Variant, render
 from kgen.proposers.families.space import Choice, Limit, Space, Whole
@@ -11,6 +11,7 @@ from kgen.proposers.families.space import Choice, Limit, Space, Whole
 FAMILIES: dict[str, Family] = {
     **projection.FAMILIES,
     "moe_shared": moe_shared.FAMILY,
+    "dense_mlp": dense_mlp.FAMILY,
     "attn_res": attn_res.FAMILY,
     "kda_core": kda_core.FAMILY,
     "moe_router": moe_router.FAMILY,

@@ -20,7 +20,7 @@ HIDDEN = 7168  # K of gate_up at the widest point
 RESERVE = 2048  # bytes of shared memory that stay free
 ONE_KERNEL_RESERVE = 112 * 1024  # bytes that the second stage of one kernel needs beside the first
 STREAMED = {"w": 3, "x": "ring", "x_stages": 3, "down_w": 3, "down_x": "ring"}  # the stages of one kernel share memory
-DOWN_RING = 3  # K steps of down's activations in flight
+DOWN_RING = 3  # K steps of down's activations in flight, where all its weights are
 ACCUMULATORS = 128  # float32 registers of a thread
 
 DownRow = tuple[str | int, str, int, int]  # weights, activations, warps along K, along rows
@@ -44,10 +44,11 @@ def row(
 ) -> dict[str, Any]:
     """One row of a tuning table. `w`: K steps of gate_up weights in flight; `rows`: outputs of a down CTA."""
     down_w, down_x, down_warps_k, down_warps_r = down
+    ring = down_w if isinstance(down_w, int) else DOWN_RING
     return {
         "groups": split[0], "ksplit": split[1], "warps_k": warps[0], "warps_r": warps[1], "w": w, "x": x,
         "x_stages": w, "rows": rows, "down_warps_k": down_warps_k, "down_warps_r": down_warps_r, "down_w": down_w,
-        "down_x": down_x, "down_x_stages": DOWN_RING, "pdl": pdl,
+        "down_x": down_x, "down_x_stages": ring, "pdl": pdl,
     }  # fmt: skip
 
 

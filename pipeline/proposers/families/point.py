@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 Row = Mapping[str, Any]  # of a tuning table
-FIXED = ("op", "outputs", "inputs")  # values of a variant that belong to its op, not to the space
+FIXED = ("op", "rolled", "outputs", "inputs")  # values of a variant that belong to its op, not to the space
 
 
 @dataclass(frozen=True)
