@@ -8,6 +8,7 @@ import pytest
 from support.requests import attempt, failing, passing, request
 
 from kgen.ops import REGISTRY
+from kgen.proposers.base import Ask
 from kgen.proposers.feedback import MAX_REPAIRS, feedback, points_of
 from kgen.proposers.render import PromptSet, packaged
 from kgen.records import GateResult, PerfPoint, Status, to_json
@@ -177,3 +178,33 @@ def test_points_of_foreign_evidence_that_are_no_points_are_left_out() -> None:
     sweep = GateResult("perf-sweep", Status.PASS, "c", "m", {"points": [1, {"schema": "x"}, to_json(point(0.5))]})
     _, verdict = attempt("x\n", sweep)
     assert points_of(verdict) == (point(0.5),)
+
+
+ASKS = [
+    ("design", (), "propose.md", ()),
+    ("restart", (), "restart.md", ()),
+    ("repair", (2,), "repair.md", ("x = 2",)),
+    ("optimise", (0,), "optimise.md", ("x = 0",)),
+    ("crossover", (0, 1), "crossover.md", ("x = 0", "x = 1")),
+]
+
+
+@pytest.mark.parametrize(("kind", "parents", "template", "sources"), ASKS, ids=[a[0] for a in ASKS])
+def test_an_ask_has_its_own_page_about_exactly_its_parents(
+    kind: str, parents: tuple[int, ...], template: str, sources: tuple[str, ...], tmp_path: Path
+) -> None:
+    rights = [attempt(f"x = {i}", *timed(point(0.9))) for i in range(2)]
+    history = (*rights, attempt("x = 2", failing("no such name")), attempt("x = 3", failing("the latest failure")))
+    ids = tuple(history[i][0].id for i in parents)
+    ask = Ask(1, kind, ids, reason="stuck: 2 rounds without gain", index=2, of=3)
+    prompt = packaged().prompt(request(tmp_path, history=history, ask=ask))
+    assert prompt.template == template
+    assert [s for s in ("x = 0", "x = 1", "x = 2", "x = 3") if s in prompt.user] == list(sources)
+    assert ("number 2" in prompt.user or "2 of 3" in prompt.user) == (kind != "crossover")
+    assert ("stuck: 2 rounds without gain" in prompt.user) == (kind in ("restart", "crossover"))
+
+
+def test_an_ask_whose_parent_is_gone_is_no_reason_to_ask_nothing(tmp_path: Path) -> None:
+    history = (attempt("x = 2", failing("no such name")),)
+    ask = Ask(1, "optimise", ("f" * 64,))
+    assert packaged().prompt(request(tmp_path, history=history, ask=ask)).template == "repair.md"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kgen.proposers.base import History
+from kgen.proposers.base import CROSSOVER, DESIGN, OPTIMISE, REPAIR, RESTART, Ask, History
 from kgen.proposers.quoting import cell
 from kgen.records import Candidate, GateResult, PerfPoint, RecordError, Status, Verdict, from_json, to_json
 
@@ -50,8 +50,9 @@ class _Judged:
         return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.inf
 
 
-def feedback(history: History, points: Points | None = None) -> Feedback:
-    """Repair the last attempt if it failed, improve the best if there is one, otherwise start afresh.
+def feedback(history: History, points: Points | None = None, ask: Ask | None = None) -> Feedback:
+    """What the ask says. Without one: repair the last attempt if it failed, improve the best if there is one, otherwise
+    start afresh.
 
     `points`: timed points by candidate id; where a candidate has none there, its perf-sweep evidence is looked at.
     """
@@ -61,12 +62,32 @@ def feedback(history: History, points: Points | None = None) -> Feedback:
         if not any(r.status is Status.ERROR for r in v.results)
     ]
     values: dict[str, Any] = {"attempts": [_attempt(j) for j in judged[-MAX_ATTEMPTS:]]}
+    if ask is not None and (chosen := _asked(ask, judged)) is not None:
+        return Feedback(chosen.template, {**values, **chosen.values})
     best = _best(judged)
     if 0 < _failures_in_a_row(judged) <= MAX_REPAIRS:
         return Feedback("repair.md", {**values, "failed": _failed(judged[-1])})
     if best is not None:
         return Feedback("optimise.md", {**values, "best": _improved(best)})
     return Feedback("propose.md", values)
+
+
+def _asked(ask: Ask, judged: list[_Judged]) -> Feedback | None:
+    """The page for an ask, None where its parents are not in the history (any more)."""
+    known = {j.candidate.id: j for j in judged}
+    parents = [known[p] for p in ask.parents if p in known]
+    if len(parents) < len(ask.parents):
+        return None
+    if ask.kind == REPAIR and parents[0].verdict.failed is not None:
+        return Feedback("repair.md", {"failed": _failed(parents[0])})
+    if ask.kind == OPTIMISE:
+        return Feedback("optimise.md", {"best": _improved(parents[0])})
+    if ask.kind == CROSSOVER:
+        both = {"best": _improved(parents[0]), "other": _improved(parents[1])}
+        return Feedback("crossover.md", {**both, "reason": ask.reason})
+    if ask.kind == RESTART:
+        return Feedback("restart.md", {"reason": ask.reason})
+    return Feedback("propose.md", {}) if ask.kind == DESIGN else None
 
 
 def points_of(verdict: Verdict) -> tuple[PerfPoint, ...]:

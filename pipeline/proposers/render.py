@@ -66,7 +66,7 @@ class PromptSet:
 
     def prompt(self, request: ProposalRequest, index: int = 1) -> Prompt:
         """The prompt for candidate `index` of `request.count`; which template depends on the history."""
-        chosen = feedback(request.history, request.points)
+        chosen = feedback(request.history, request.points, request.ask)
         alone = request.ask is not None and request.ask.count == 1
         values = {
             "op": op_values(request),
