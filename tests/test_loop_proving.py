@@ -2,6 +2,7 @@
 their own."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kgen.gates.kit_units import GATE_NAMES, Done, Unit
 from kgen.gates.perf import counts
 from kgen.loop import proving
 from kgen.loop.settings import Settings, read_settings
+from kgen.loop.spending import read_uses
 from kgen.loop.steps import Steps, reopen
 from kgen.loop.work import Work
 from kgen.promotion.gather import EVIDENCE
@@ -128,6 +130,20 @@ def test_no_time_left_is_a_skip_that_a_resume_takes_up(work: Work) -> None:
     assert (result.status, result.code) == (Status.SKIP, "numeric.out_of_time")
     work.spent = 0.0
     assert proving.prove(work, folder, GATES[0], PaperGates().runners()).passed
+
+
+def test_a_budget_of_gpu_seconds_that_does_not_reach_is_a_skip_that_a_resume_with_more_takes_up(work: Work) -> None:
+    (folder,) = work.run.folders()
+    poor = replace(work, settings=replace(work.settings, max_gpu_seconds=5.0))
+    poor.__dict__["arch"] = "sm_90a"
+    poor.ledger.took(GATES[0], 6.0)  # what a piece of this gate took before
+    gates = PaperGates()
+    result = proving.prove(poor, folder, GATES[0], gates.runners())
+    assert (result.status, result.code, gates.calls) == (Status.SKIP, "numeric.out_of_budget", [])
+    assert "--max-gpu-seconds" in result.message and read_uses(folder) == ()
+    assert proving.prove(work, folder, GATES[0], gates.runners()).passed and len(gates.calls) == 1
+    (use,) = read_uses(folder)
+    assert use.done and (use.gate, use.what) == (GATES[0], gates.calls[0])
 
 
 def test_without_a_gpu_finished_skips_stand(tmp_path: Path) -> None:
