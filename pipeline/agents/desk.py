@@ -123,8 +123,10 @@ class Desk:
             raise Refused(str(error)) from None
 
     def _standing(self, run: Run, candidate: Candidate, folder: CandidateFolder | None) -> dict[str, Any]:
+        """A last verdict is told when the run is put away too: a client may leave as soon as it has it."""
         news, verdict = self.labour.about(run.path), folder.verdict() if folder else None
-        if verdict is not None and (news.state == IDLE or state(verdict) != "error"):
+        settled = news.state == IDLE or len(run.folders()) < len(Submissions(run.path).numbers())
+        if verdict is not None and settled and (news.state == IDLE or state(verdict) != "error"):
             gates = {r.gate: {"status": r.status.value, "code": r.code} for r in verdict.results}
             return {"state": state(verdict), "gates": gates, "text": verdict_page(candidate, verdict)}
         if news.error:

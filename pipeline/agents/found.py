@@ -86,7 +86,7 @@ def best(op: str, kernels: Path, runs: Runs) -> dict[str, Any]:
         }
         for c in _champions(kernels).get(op, ())
     ]
-    return {"op": op, "candidate": _shown(first) if first else None, "tried": len(judged), "champions": serving}
+    return {"op": op, "candidate": _shown(first) if first else None, "staged": len(judged), "champions": serving}
 
 
 def _shown(j: _Judged) -> dict[str, Any]:

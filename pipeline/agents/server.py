@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -157,9 +157,9 @@ def serve(desk: Desk) -> bool:
     return bool(signalled)
 
 
-async def _session(server: MCPServer[Any], lines: Lines, sink: io.BufferedIOBase) -> None:
+async def _session(server: MCPServer[Any], lines: Lines, sink: BinaryIO) -> None:
     stdin = cast(anyio.AsyncFile[str], anyio.wrap_file(cast(Any, lines)))
-    stdout = anyio.wrap_file(io.TextIOWrapper(cast(Any, sink), encoding="utf-8"))
+    stdout = anyio.wrap_file(io.TextIOWrapper(sink, encoding="utf-8"))
     inner = server._lowlevel_server
     async with stdio_server(stdin, stdout) as (source, target):
         await inner.run(source, target, inner.create_initialization_options())

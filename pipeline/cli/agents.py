@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import shlex
 import sys
+from importlib.resources import files
 from typing import Annotated
 
 import typer
@@ -21,9 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def agents() -> None:
     """Print the page that tells a coding agent how to drive the loop."""
-    from kgen.agents.pages import agents as page
-
-    output.data(page().removesuffix("\n"))
+    output.data(files("kgen.agents").joinpath("AGENTS.md").read_text(encoding="utf-8").removesuffix("\n"))
 
 
 def mcp(
