@@ -28,7 +28,8 @@ from kgen.config.keys import (
 )
 from kgen.store.paths import checkout
 
-FILE = "kgen.toml"
+NAME = "kgen"  # of the folder in the user's config folder, and of the file
+FILE = f"{NAME}.toml"
 MAX_BYTES = 1 << 20
 
 
@@ -169,4 +170,4 @@ def _places(env: Mapping[str, str], folder: Path) -> list[Path]:
     here = next((f / FILE for f in (folder, source) if f and (f / FILE).is_file()), folder / FILE)
     home = env.get("HOME", "")
     base = env.get("XDG_CONFIG_HOME", "") or (f"{home}/.config" if home else "")
-    return [here, *([Path(base) / "kgen" / FILE] if base else [])]
+    return [here, *([Path(base) / NAME / FILE] if base else [])]
