@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.loops import FORBIDDEN, SMALL, kgen, killed_when, only_json, recording, source, stamps, started, the_run
 
+from kgen.loop.plans import read_plans
 from kgen.loop.rounds import read_rounds
 from kgen.store import Run
 
@@ -23,6 +24,7 @@ def ranked(run: Run) -> bool:
 
 
 STAGES: dict[str, Callable[[Run], bool]] = {
+    "planned": lambda run: bool(read_plans(run)),
     "proposed": lambda run: has(run, "kernel.py", COUNT),
     "in the quick tier": lambda run: has(run, "quick.json", 2),
     "in the full matrix": ranked,
@@ -52,8 +54,8 @@ def test_kill_9_loses_nothing_and_resume_repeats_nothing(stage: str, tmp_path: P
     process = killed_when(tmp_path, STAGES[stage], signal.SIGKILL, *propose(tmp_path, stage))
     process.communicate(timeout=30)
     run = the_run(tmp_path)
-    before = stamps(run)
-    assert run.state == "interrupted"
+    before, planned = stamps(run), read_plans(run)
+    assert run.state == "interrupted" and planned
     if stage == "in the full matrix":  # the checkpoint is a convenience
         (run.path / "graph.sqlite").unlink()
     done = kgen(tmp_path, "resume", run.id)
@@ -61,6 +63,7 @@ def test_kill_9_loses_nothing_and_resume_repeats_nothing(stage: str, tmp_path: P
     check_whole(run)
     after = stamps(run)
     assert {k: after[k] for k in before} == before
+    assert read_plans(run)[0] == planned[0] and read_plans(run)[-1].stop is not None
 
 
 def test_ctrl_c_marks_the_run_and_resumes_take_it_up_one_at_a_time(tmp_path: Path) -> None:

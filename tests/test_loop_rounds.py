@@ -8,6 +8,7 @@ from support.loops import BROKEN, FORBIDDEN, OP, ListProposer, fails_at, source
 
 from kgen.loop.events import Event
 from kgen.loop.graph import CHECKPOINT
+from kgen.loop.plans import read_plans
 from kgen.loop.rounds import read_rounds
 from kgen.loop.session import Ended, begin, work_on
 from kgen.loop.settings import Settings
@@ -107,8 +108,10 @@ def test_failures_go_back_to_the_proposer_with_code_and_message(go: Go) -> None:
 )
 def test_a_run_that_gets_nowhere_ends_at_its_bounds(go: Go, limits: dict[str, int], asked: int, why: str) -> None:
     proposer = ListProposer([BROKEN], [BROKEN + "#2\n"], [BROKEN + "#3\n"])
-    _, ended, _ = go(proposer, **limits)
+    run, ended, _ = go(proposer, **limits)
     assert (ended.outcome, ended.why) == ("refused", why)
+    last = read_plans(run)[-1]
+    assert last.stop is not None and last.stop.reason == why and not last.asks
     assert len({r.round for r in proposer.requests}) == asked
 
 

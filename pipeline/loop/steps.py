@@ -17,7 +17,7 @@ from kgen.loop.building import QUICK, full_tier, quick_result, quick_tier
 from kgen.loop.history import basis, points_of, specimens
 from kgen.loop.intake import judge
 from kgen.loop.plan import Policy, kept, plan
-from kgen.loop.plans import Decision, Plan, read_plans, write_plan
+from kgen.loop.plans import STOP, Decision, Plan, read_plans, write_plan
 from kgen.loop.population import Specimen, population
 from kgen.loop.proving import prove_all, settle
 from kgen.loop.ranking import costs, ordered
@@ -91,8 +91,9 @@ class Steps:
 
     def _asked(self, planned: Plan) -> Round:
         work, number = self.work, planned.number
-        asks = ", ".join(f"{n} × {kind}" for kind, n in Counter({a.kind: a.count for a in planned.asks}).items())
-        work.stage(f"round {number}: {work.proposer.name} proposes ({asks})", 1)
+        kinds = Counter(kind for a in planned.asks for kind in [a.kind] * a.count)
+        wanted = ", ".join(f"{n} × {kind}" for kind, n in kinds.items())
+        work.stage(f"round {number}: {work.proposer.name} proposes ({wanted})", 1)
         with work.ledger.stage(PROPOSE):
             answers = ask_all(work.proposer, self._request(number), planned.asks, work.settings.parallel)
         note = "; ".join(dict.fromkeys([*answers.notes, *map(str, answers.failures)]))
@@ -111,6 +112,8 @@ class Steps:
         if confused:
             note = f"{confused[0]} is not taken: another candidate of this run has its short id; change its text"
         work.step(f"{len(names)} new candidates{f' ({note})' if note else ''}")
+        if not names:
+            write_plan(work.run, Plan(number + 1, (), (Decision(STOP, note, rule="proposer"),)))
         return write_round(work.run, Round(number, names, note, to_json(answers.usage.__dict__)))
 
     def _request(self, number: int) -> ProposalRequest:
