@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help propose test deep mutation lint wheel clean
+.PHONY: help propose test deep mutation bench-agent lint wheel clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -17,6 +17,7 @@ PYTEST_ARGS ?=
 MUTATION_ARGS ?=
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 export PYTHON
@@ -27,6 +28,7 @@ help:
 	@echo "make deep                    the long sweeps as well"
 	@echo "make mutation                mutate the judging code and see that tests notice (MUTATION_ARGS='--again')"
 	@echo "make fuzz                    fuzz every parser for FUZZ_SECONDS each, and write the record"
+	@echo "make bench-agent             run the loop's benchmark, and put the rows of these prompts into its record"
 	@echo "make lint                    ruff and mypy"
 	@echo "make wheel                   build a wheel into dist/"
 	@echo "make clean                   remove $(VENV) and what builds leave"
@@ -57,6 +59,9 @@ mutation: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	@$(BIN)/python -m pip install -q --only-binary :all: --target $(VENV)/fuzz atheris || echo "(without atheris)"
 	@PYTHONPATH=tests:$(VENV)/fuzz OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m fuzz.run --seconds $(FUZZ_SECONDS)
+
+bench-agent: $(VENV)/.dev
+	@OMP_NUM_THREADS=1 $(BIN)/kgen bench-agent --record benchmarks/agent.json $(BENCH_ARGS)
 
 # mypy cannot follow an editable install, so it gets an installed copy; `build/` would leak deleted modules into it
 lint: $(VENV)/.dev

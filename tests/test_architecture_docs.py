@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.checkout import ROOT, parsed
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "runs" / "README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "runs" / "README.md"]
 PREFIXES = (
     "screen",
     "compile",
@@ -35,7 +35,7 @@ PREFIXED = {
 }
 COMMANDS = (
     *("ops", "propose", "resume", "replay", "runs", "gate", "promote", "rollback"),
-    *("verify", "status", "report", "kit", "ingest", "config", "doctor", "gpu"),
+    *("verify", "status", "report", "kit", "ingest", "config", "mcp", "agents", "doctor", "gpu", "bench-agent"),
 )
 
 
@@ -118,7 +118,7 @@ def test_options_in_the_documents_exist(command: str, helps: dict[str, str]) -> 
 
 
 def test_commands_in_the_documents_exist() -> None:
-    named = set(re.findall(r"^kgen ([a-z]+)", quoted(), re.MULTILINE))
+    named = set(re.findall(r"^kgen ([a-z-]+)", quoted(), re.MULTILINE))
     assert named and named <= set(COMMANDS)
 
 
@@ -131,8 +131,8 @@ def test_every_variable_that_is_read_is_documented() -> None:
 
 
 def test_make_targets_in_the_documents_exist() -> None:
-    rules = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"^make ([a-z]+)", quoted(), re.MULTILINE))
+    rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z-]+)", quoted(), re.MULTILINE))
     assert {"propose", "test"} <= named <= rules
 
 

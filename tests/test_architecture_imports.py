@@ -38,7 +38,8 @@ ALLOWED = {
     "loop": ABOVE,
     "report": ABOVE | {"loop"},
     "agents": ABOVE | {"loop", "report"},
-    "cli": ABOVE | {"loop", "report", "agents"},
+    "bench": ABOVE | {"loop"},
+    "cli": ABOVE | {"loop", "report", "agents", "bench"},
 }
 HEAVY = ("torch", "cutlass", "openai", "langgraph")
 MODEL_LAYERS = ("ops", "model")  # only these may name the model

@@ -8,6 +8,7 @@ import typer
 import kgen
 from kgen.cli import (
     agents,
+    bench,
     boundary,
     config,
     doctor,
@@ -39,7 +40,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for group in (ops, propose, replay, runs, gate, sets, reports, tune, kit, agents, config, doctor, gpu):
+    for group in (ops, propose, replay, runs, gate, sets, reports, tune, kit, agents, bench, config, doctor, gpu):
         group.register(app)
     return app
 

@@ -27,7 +27,8 @@ class LocalExecutor:
     def __init__(self, workers: int = 0) -> None:
         self.width = workers or os.cpu_count() or 1
         self._slots = threading.BoundedSemaphore(self.width)
-        self._builders: list[Builder] = []
+        self._lock = threading.Lock()
+        self._builders: dict[bool, Builder] = {}
 
     def provers(self, gpu: str) -> int:
         return 1 if gpu else self.width  # a GPU is leased to a whole process
@@ -36,8 +37,11 @@ class LocalExecutor:
         return tuple(filter(None, (device_arch(),)))
 
     def gate(self, op: Op, cache: Path, unsafe: bool = False) -> CompileGate:
-        self._builders.append(Builder(choose(unsafe_no_sandbox=unsafe)))
-        return CompileGate(op, cache, self._builders[-1], workers=self.width)
+        with self._lock:
+            if unsafe not in self._builders:
+                self._builders[unsafe] = Builder(choose(unsafe_no_sandbox=unsafe))
+            builder = self._builders[unsafe]
+        return CompileGate(op, cache, builder, workers=self.width)
 
     def interpret(self, op: Op, artefacts: Sequence[Artefact], cache: Path, deadline: float) -> GateResult:
         with self._slots:
@@ -47,6 +51,7 @@ class LocalExecutor:
         raise PoolError("the gates of a GPU run in this very process here")
 
     def close(self, at_once: bool = False) -> None:
-        for builder in self._builders:
+        with self._lock:
+            builders, self._builders = self._builders, {}
+        for builder in builders.values():
             builder.close()
-        self._builders.clear()
