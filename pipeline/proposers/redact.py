@@ -25,7 +25,9 @@ WIRE_LOGGERS = (
     *(f"{core}.{part}" for core in ("httpcore", "httpcore2") for part in _PARTS),
 )
 _USERINFO = re.compile(r"(?<=://)[^\s/@?#'\"]+@")
-_BREAK = re.compile(r"""["'\\]{0,2}[ \t]*(?:\r?\n|\\r|\\n)(?:[\s"'#>|]|\\r|\\n)*""")  # of a line, also as JSON has it
+_BREAK = re.compile(
+    r"""(?:["'\\]{1,2}|(?<![ \t]))[ \t]*(?:\r?\n|\\r|\\n)(?:[\s"'#>|]|\\r|\\n)*"""
+)  # of a line, also as JSON has it
 _HEADER = re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\"]+")
 
 
@@ -106,6 +108,8 @@ def shown_url(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
+        return MASK
+    if not parts.netloc and "@" in parts.path:  # no URL of a server, and what is before the @ may be a password
         return MASK
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 MOST = 1 << 18  # bytes of an input: most faults of parsers show below a few KB, slow ones by a few hundred
 LONG = 1 << 16  # bytes that one repeated piece grows to
+LARGEST = 1 << 1000  # of the integers that a float can nearly be
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 16, 64, 127, 128, 255, 256, 4096, 65535, 65536, (1 << 31) - 1, 1 << 31)
 NUMBERS += ((1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2, -(1 << 31), -(1 << 63))
 WORD = re.compile(rb"[\w.$%]+|[^\w\s]")
@@ -134,7 +135,8 @@ def _json(data: bytes, rng: Random, seeds: Sequence[bytes], words: Sequence[byte
     elif kind == 3 and isinstance(old, list) and old:
         old.extend(old[:1] * rng.choice((1, 3, 100)))
     elif kind == 4 and isinstance(old, int | float):
-        value = _put(value, holder, key, rng.choice((*NUMBERS, old + 1, -old, old * 2, float(old))))
+        near = (old + 1, -old, old * 2) if abs(old) > LARGEST else (old + 1, -old, old * 2, float(old))
+        value = _put(value, holder, key, rng.choice((*NUMBERS, *near)))
     else:
         value = _put(value, holder, key, _odd(rng))
     try:

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def fuzz(name: str, seconds: int, found: Path) -> dict[str, Any]:
             os.dup2(log, 1)
             os.dup2(log, 2)
             work.main(name, seconds, SEED, found)
+        except BaseException:  # a mutator's own fault: the log says which
+            traceback.print_exc()
         finally:
             os._exit(status)
     died = _ended(pid, time.monotonic() + BUSY * seconds)

@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import Any, Self
 
 import torch
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 MESSAGE = 200  # characters of the library's own words in an error
 MAX_TEXT = 1 << 16  # characters of a grammar: the library's time grows faster than a long one's length
+LEXER_FUEL = 100_000  # a tenth of the library's own: with that, `(text){9999}` takes seconds a token
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ class Vocabulary:
         return LLTokenizer(TokenizerWrapper(_Source(self)), eos_token=list(self.eos))
 
 
+def _limits() -> LLParserLimits:
+    return LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
+
+
 class _Source:
     """What the library's wrapper asks of a tokenizer."""
 
@@ -102,7 +107,7 @@ class Constraint:
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._matcher = LLMatcher(vocabulary.tokenizer, _compiled(grammar), log_level=0)
+        self._matcher = LLMatcher(vocabulary.tokenizer, _compiled(grammar), log_level=0, limits=_limits())
         self._taken = 0
         self._mask: torch.Tensor | None = None  # of the present state, once asked for
         self._check("the grammar cannot be used")
