@@ -25,9 +25,8 @@ WIRE_LOGGERS = (
     *(f"{core}.{part}" for core in ("httpcore", "httpcore2") for part in _PARTS),
 )
 _USERINFO = re.compile(r"(?<=://)[^\s/@?#'\"]+@")
-_BREAK = re.compile(
-    r"""(?:["'\\]{1,2}|(?<![ \t]))[ \t]*(?:\r?\n|\\r|\\n)(?:[\s"'#>|]|\\r|\\n)*"""
-)  # of a line, also as JSON has it
+# The end of a line, also as JSON has it; a run of spaces is looked at from its start only
+_BREAK = re.compile(r"""(?:["'\\]{1,2}|(?<![ \t]))[ \t]*(?:\r?\n|\\r|\\n)(?:[\s"'#>|]|\\r|\\n)*""")
 _HEADER = re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\"]+")
 
 

@@ -53,7 +53,7 @@ def fuzz(name: str, seconds: int, found: Path) -> dict[str, Any]:
             os.dup2(log, 1)
             os.dup2(log, 2)
             work.main(name, seconds, SEED, found)
-        except BaseException:  # a mutator's own fault: the log says which
+        except BaseException:  # noqa: BLE001  a mutator's own fault: the log says which
             traceback.print_exc()
         finally:
             os._exit(status)
