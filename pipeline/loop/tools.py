@@ -1,8 +1,7 @@
-"""The tools that a model may use in a run: it can try whether a source compiles, and look names and lessons up.
+"""The tools that a model may use in a run: it can try whether a source compiles, and look names up.
 
     check_compile(source)       the run's own compile gate at the quick problems, and its words
     lookup_api(name)            what the installed compiler package says of a name, or the nearest names
-    read_lesson(query)          what earlier runs have learnt
 
 All of them read; none can change a run, and nothing that they give is a verdict. Not covered: checking arguments, and
 quoting results (`kgen.proposers.tools`).
@@ -13,6 +12,7 @@ from typing import Any
 
 from kgen.gates.builder.outcome import BuilderError
 from kgen.loop import matrix
+from kgen.loop.api_names import Names, installed
 from kgen.loop.work import Work
 from kgen.proposers.tools import Tool, ToolError, parameters
 from kgen.proposers.wire import MAX_ARGUMENTS, ToolSpec
@@ -57,6 +57,27 @@ def _facts(record: BuildRecord) -> list[str]:
     ]
 
 
+class LookupApi:
+    """What the compiler's Python package says of one of its names."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    @property
+    def spec(self) -> ToolSpec:
+        said = "Look a name of the installed CuTe DSL up: its signature and documentation, or the nearest real names."
+        name = {"type": "string", "maxLength": 200, "description": "With its modules, e.g. cute.arch.warp_reduction."}
+        return ToolSpec("lookup_api", said, parameters(name=name))
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        found = self._names.lookup(arguments["name"])
+        if found is not None:
+            return found
+        near = self._names.nearest(arguments["name"])
+        raise ToolError(f"there is no such name; nearest: {', '.join(near)}" if near else "there is no such name")
+
+
 def tools_of(work: Work) -> tuple[Tool, ...]:
     """Those that work here."""
-    return (CheckCompile(work),)
+    names = installed()
+    return (CheckCompile(work), *([LookupApi(names)] if names is not None else []))
