@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from kgen.contract import DTYPES, Op, Values, selftest
-from kgen.gates import judge, sanitizer
+from kgen.gates import judge, localise, sanitizer
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch
 from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
@@ -147,8 +147,8 @@ def _run_specs(
     stall = deadline if interpreted else stall
     with running("numeric", job, deadline=deadline, stall=stall, need_bytes=output_bytes(op, plan)) as outcome:
         runner_seconds = time.monotonic() - started
-        table = judge.Table()
-        failures = judge_outcome(op, plan, outcome, table, host)
+        table, places = judge.Table(), localise.Places()
+        failures = judge_outcome(op, plan, outcome, table, host, places)
         ended = [str(word) for word in outcome.result.get("ended", ())]
         error = outcome.message + _last_words(outcome) if outcome.status == "error" else ""
     wanted = sanitize and not failures and not error and not interpreted
@@ -163,6 +163,7 @@ def _run_specs(
         },
         "table": table.as_json(),
         "failures": [f"numeric.{f.code}: {f.text}" for f in failures[:SHOWN]],
+        **({"where": where} if (where := places.as_json()) else {}),
         "sanitizer": sanitized,
         "runner_seconds": round(runner_seconds, 2),
     }
@@ -234,9 +235,18 @@ def output_bytes(op: Op, plan: Sequence[tuple[LoadSpec, list[Check]]]) -> int:
 
 @torch.no_grad()
 def judge_outcome(
-    op: Op, plan: Sequence[tuple[LoadSpec, list[Check]]], outcome: Outcome, table: judge.Table, device: str
+    op: Op,
+    plan: Sequence[tuple[LoadSpec, list[Check]]],
+    outcome: Outcome,
+    table: judge.Table,
+    device: str,
+    places: localise.Places | None = None,
 ) -> list[Failure]:
-    """What failed, from the runner's own findings and from its outputs against the references."""
+    """What failed, from the runner's own findings and from its outputs against the references.
+
+    `places` takes up where failing outputs are wrong; it changes nothing of what is said.
+    """
+    places = places or localise.Places()
     failures: list[Failure] = []
     if outcome.status in ("fault", "crashed"):
         failures.append(Failure("crash", outcome.message))
@@ -246,7 +256,7 @@ def judge_outcome(
     for record in outcome.records:
         each, check = checks.pop(int(record["id"]))
         failures += [Failure(code, f"{each.problem.key}: {text}") for code, text in record["findings"]]
-        for row in _judge_check(op, each.problem, check, record, outcome, device):
+        for row in _judge_check(op, each.problem, check, record, outcome, device, places):
             table.add([row])
             if row.complaint:
                 failures.append(Failure(row.code, f"{row.problem} {row.what}: {row.complaint}"))
@@ -258,7 +268,13 @@ def judge_outcome(
 
 
 def _judge_check(
-    op: Op, problem: Problem, check: Check, record: Mapping[str, Any], outcome: Outcome, device: str
+    op: Op,
+    problem: Problem,
+    check: Check,
+    record: Mapping[str, Any],
+    outcome: Outcome,
+    device: str,
+    places: localise.Places,
 ) -> list[judge.Row]:
     rows: list[judge.Row] = []
     kept = {tuple(sorted(o["at"].items())): o["tensors"] for o in record["outputs"]}
@@ -267,7 +283,8 @@ def _judge_check(
         return judge.to_device({n: outcome.tensor(ref) for n, ref in refs.items()}, device)
 
     if check.kind == FAMILY:
-        return _judge_steps(op, problem, check, {dict(at)["step"]: tensors(refs) for at, refs in kept.items()}, device)
+        by_step = {dict(at)["step"]: tensors(refs) for at, refs in kept.items()}
+        return _judge_steps(op, problem, check, by_step, device, places)
     for at, refs in kept.items():
         where = dict(at)
         if check.kind == PADDED:
@@ -278,12 +295,39 @@ def _judge_check(
             seed = job_side.graph_seed(check.seed, where["turn"], where["set"])
             values, what = op.inputs(problem, check.family, seed, device), "graph"
         answer = judge.expected(op, problem, values)
-        rows += judge.judge_outputs(op, problem, values, tensors(refs), answer, what, seed)
+        got = tensors(refs)
+        judged = judge.judge_outputs(op, problem, values, got, answer, what, seed)
+        _note(op, check.true_tokens or problem.tokens, judged, got, answer, 1, places)
+        rows += judged
     return rows
 
 
+def _note(
+    op: Op,
+    tokens: int,
+    rows: Sequence[judge.Row],
+    got: Mapping[str, torch.Tensor],
+    answer: judge.Expected,
+    step: int,
+    places: localise.Places,
+) -> None:
+    """Remembers how these comparisons ended; where one failed, the places of its worst elements."""
+    shapes = {t.name: t.shape for t in op.tensors}
+    for row in (r for r in rows if r.output):
+        places.note(tokens, row.what, row.output, step, row.strain, bool(row.complaint))
+        if row.complaint and places.wants(row.what, row.output):
+            axes = [str(symbol) for symbol in shapes[row.output]]
+            where = localise.localise(got[row.output], answer.rounded[row.output], row.allowed_rounded, axes)
+            places.add(row.problem, row.what, row.output, step, where)
+
+
 def _judge_steps(
-    op: Op, problem: Problem, check: Check, kept: Mapping[int, dict[str, torch.Tensor]], device: str
+    op: Op,
+    problem: Problem,
+    check: Check,
+    kept: Mapping[int, dict[str, torch.Tensor]],
+    device: str,
+    places: localise.Places,
 ) -> list[judge.Row]:
     first: Values = op.inputs(problem, check.family, check.seed, device)
     chain = judge.Chain(op, problem, first)
@@ -293,5 +337,7 @@ def _judge_steps(
         answer = chain.step(op.inputs(problem, check.family, seed, device) if step else None)
         if step in kept:
             what = check.family
-            rows += judge.judge_outputs(op, problem, chain.before, kept[step], answer, what, seed, step + 1)
+            judged = judge.judge_outputs(op, problem, chain.before, kept[step], answer, what, seed, step + 1)
+            _note(op, problem.tokens, judged, kept[step], answer, step + 1, places)
+            rows += judged
     return rows
