@@ -6,7 +6,7 @@ covered: more than one endpoint address in a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.config import OPTIMISE, REPAIR, ROLES, Config
@@ -25,10 +25,10 @@ class Models:
     chats: Mapping[str, Chat]
 
     @classmethod
-    def of(cls, config: Config, env: Mapping[str, str], make: Callable[[Endpoint], Chat] = Chat) -> Models:
+    def of(cls, config: Config, env: Mapping[str, str]) -> Models:
         """Raises SetupError without a usable key or URL."""
         endpoints = {role: Endpoint.of(config, env, role) for role in ROLES}
-        made = {endpoint: make(endpoint) for endpoint in dict.fromkeys(endpoints.values())}
+        made = {endpoint: Chat(endpoint) for endpoint in dict.fromkeys(endpoints.values())}
         return cls({role: made[endpoint] for role, endpoint in endpoints.items()})
 
     @classmethod
