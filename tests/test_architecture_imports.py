@@ -20,7 +20,7 @@ BASE = {"records"}
 OPS = BASE | {"contract", "ops"}
 SERVE = OPS | {"store", "serve"}
 GATES = SERVE | {"model", "gates"}
-ABOVE = GATES | {"config", "proposers", "promotion", "prompts", "pool"}
+ABOVE = GATES | {"diagnosis", "config", "proposers", "promotion", "prompts", "pool"}
 ALLOWED = {
     "records": set(),
     "prompts": set(),
@@ -32,7 +32,8 @@ ALLOWED = {
     "serve": OPS | {"store"},
     "model": SERVE,
     "gates": SERVE | {"model"},
-    "proposers": GATES | {"config", "prompts"},
+    "diagnosis": GATES,
+    "proposers": GATES | {"diagnosis", "config", "prompts"},
     "promotion": GATES,
     "pool": GATES,
     "loop": ABOVE,

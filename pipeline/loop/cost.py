@@ -23,14 +23,13 @@ from dataclasses import dataclass
 
 from kgen.contract.op import Op
 from kgen.contract.tensors import DTYPES
+from kgen.diagnosis.occupancy import resident
 from kgen.records import BuildRecord, KernelFacts, Launch
 
 LAUNCH_US, DEPENDENT_LAUNCH_US = 2.0, 1.0
 IN_FLIGHT = 27_000.0  # bytes an SM: 4.48 TB/s times 0.8 µs of latency over 132 SMs
 WIDE_LOADS = 8.0  # of 16 bytes: a thread keeps at most about this many in flight
 SPILL_SHARE = 0.02
-REGISTERS, SMEM, THREADS, BLOCKS = 65536, 233472, 2048, 32  # of an SM
-BLOCK_SMEM = 1024  # reserved with every block
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,7 @@ class LaunchCost:
 
 def resident_blocks(launch: Launch, kernel: KernelFacts) -> int:
     """Blocks that fit on an SM at once; at least 1, because the audit has refused what does not fit."""
-    threads = math.prod(launch.block)
-    registers = max(1, -(-kernel.registers // 8) * 8) * -(-threads // 32) * 32
-    smem = launch.dynamic_smem + kernel.static_smem + BLOCK_SMEM
-    return max(1, min(REGISTERS // registers, SMEM // smem, THREADS // threads, BLOCKS))
+    return resident(math.prod(launch.block), kernel.registers, launch.dynamic_smem + kernel.static_smem)
 
 
 def launch_bytes(op: Op, record: BuildRecord, launch: Launch) -> int:

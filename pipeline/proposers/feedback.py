@@ -12,13 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kgen.diagnosis.findings import Diagnosis
+from kgen.diagnosis.shown import CHARACTERS, MAX_TOKENS, of_failure, of_speed, shown, tokens
 from kgen.proposers.base import CROSSOVER, DESIGN, OPTIMISE, REPAIR, RESTART, Ask, History
-from kgen.proposers.quoting import cell
+from kgen.proposers.quoting import CAPS, capped, cell, strip_terminal
 from kgen.records import Candidate, GateResult, PerfPoint, RecordError, Status, Verdict, from_json, to_json
 
 MAX_ATTEMPTS = 12  # rows of the table of attempts: the latest ones
 MAX_POINTS = 40
 MAX_REPAIRS = 3  # failures in a row before the best attempt, or a fresh start, is a better base than the last failure
+MARGIN = 40  # tokens for the words round findings and message
+NOTICE = 90  # characters: less is not worth a trimmed text
+SPEED_TOKENS = 700  # of findings about speed, beside the compiler's facts
 SHOWN = 12  # characters of a candidate id
 # Evidence keys that start so are not shown: secret, shown elsewhere, or of no use to a writer.
 _NOT_FOR_PROPOSERS = ("seed", "raw", "points", "builds", "cached", "isolation")
@@ -141,10 +146,35 @@ def _failed(entry: _Judged) -> dict[str, Any]:
         "id": entry.candidate.id[:SHOWN],
         "gate": cell(result.gate),
         "code": cell(result.code),
-        "message": result.message,
-        "facts": _facts(result),
+        **_told(result),
         "source": entry.candidate.source,
     }
+
+
+def _told(result: GateResult) -> dict[str, str]:
+    """Findings, then the gate's own words and its other evidence, trimmed: MAX_TOKENS in all."""
+    facts, message = _facts(result), strip_terminal(result.message)
+    findings = shown(of_failure(result), MAX_TOKENS * 2 // 3)
+    room = MAX_TOKENS - tokens(findings) - MARGIN
+    message = _trimmed(message, room * 2 // 3 if facts else room)
+    text = f"Findings, most informative first:\n{findings}\n\nThe gate's own words:\n{message}"
+    return {"message": text, "facts": _trimmed(facts, room - tokens(message))}
+
+
+def _with_facts(diagnosis: Diagnosis, facts: str) -> str:
+    """The same for a candidate that is right: findings about speed, then what the compiler made of it."""
+    findings = shown(diagnosis, SPEED_TOKENS) if diagnosis.findings else ""
+    text = f"Findings, most informative first:\n{findings}\n\n{facts}" if findings else facts
+    return _trimmed(text, CAPS["facts"] // CHARACTERS)
+
+
+def _trimmed(text: str, limit: int) -> str:
+    """Within so many tokens, start and end kept."""
+    size = len(text)
+    while text and tokens(text) > limit and size > NOTICE:
+        size = size * 3 // 4
+        text = capped(text, size)
+    return text if tokens(text) <= limit else ""
 
 
 def _improved(entry: _Judged) -> dict[str, Any]:
@@ -153,7 +183,7 @@ def _improved(entry: _Judged) -> dict[str, Any]:
         "id": entry.candidate.id[:SHOWN],
         "outcome": _outcome(entry),
         "points": [_point(p) for p in entry.points[:MAX_POINTS]],
-        "facts": _facts(compiled) if compiled else "",
+        "facts": _with_facts(of_speed(compiled, entry.points), _facts(compiled) if compiled else ""),
         "source": entry.candidate.source,
     }
 

@@ -46,7 +46,7 @@ CASES = {
     "unknown keyword": ("bad-call", STORE, "    r = cute.make_rmem_tensor((4,), BFloat16, align=16)\n" + STORE),
     "early exit": ("early-exit", STORE, "    if t > 3:\n        return\n" + STORE),
     "first set in a branch": (
-        "set-in-branch",
+        "unknown-name",
         STORE,
         "    if t > 3:\n        v = Float32(1.0)\n    y[b, t] = v.to(BFloat16)\n",
     ),

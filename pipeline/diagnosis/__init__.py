@@ -1,0 +1,1 @@
+"""Diagnosis as data: what gates found, as ordered findings with hints; see docs/diagnosis.md."""
