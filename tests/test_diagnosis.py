@@ -100,10 +100,10 @@ def test_speed_says_waves_occupancy_and_the_rate_that_was_reached() -> None:
     )
     facts = {"launches": [launch], "ptx": {"global_loads": 10, "global_loads_16b": 2, "local": 3}}
     found = {f.code: f for f in speed({"op/d/t8/sm_90a": facts}, [point])}
-    assert "4 resident an SM (limit: registers), 16 of 64 warps, 0.50 waves" in found["perf.launch"].text
-    assert "spills" in found["perf.launch"].fix
-    assert "22.4 MB in at least 5.00 us, 2.24 TB/s reached (50% of a plain read)" in found["perf.point"].text
-    assert "narrower than 16 bytes" in found["perf.ptx"].fix and "no-allocate" in found["perf.ptx"].fix
+    assert "4 resident an SM (limit: registers), 16 of 64 warps, 0.50 waves" in found["launch"].text
+    assert "spills" in found["launch"].fix
+    assert "22.4 MB in at least 5.00 us, 2.24 TB/s reached (50% of a plain read)" in found["point"].text
+    assert "narrower than 16 bytes" in found["ptx"].fix and "no-allocate" in found["ptx"].fix
 
 
 def test_gates_by_name_are_those_of_the_records() -> None:

@@ -38,13 +38,13 @@ def _places(where: Iterable[Mapping[str, Any]]) -> list[Finding]:
     for entry in where:
         patterns = "; ".join(str(p) for p in entry.get("patterns", ()))
         if "output" not in entry:
-            found.append(Finding(NUMERIC, 0, "numeric.where", f"wrong {patterns}", "", dict(entry)))
+            found.append(Finding(NUMERIC, 0, "where", f"wrong {patterns}", "", dict(entry)))
             continue
         share = f"{entry.get('wrong')} of {entry.get('total')} elements of {entry['output']} are wrong"
         at = f"{entry.get('problem')} {entry.get('what')}, call {entry.get('step')}"
         worst = f"; worst at {', '.join(map(str, entry['worst']))}" if entry.get("worst") else ""
         text = f"{at}: {share}: {patterns or 'no pattern'}{worst}"
-        found.append(Finding(NUMERIC, 1, "numeric.where", text, _fix(patterns), dict(entry)))
+        found.append(Finding(NUMERIC, 1, "where", text, _fix(patterns), dict(entry)))
     return found
 
 

@@ -34,7 +34,7 @@ def _point(p: PerfPoint) -> Finding:
         f" {rate:.2f} TB/s reached ({p.roofline:.0%} of a plain read)"
     )
     fix = "more bytes in flight early: wider loads, more of them, weights prefetched" if p.roofline < 0.6 else ""
-    return Finding(PERF, 0, "perf.point", text, fix, {"ratio": p.ratio, "roofline": p.roofline})
+    return Finding(PERF, 0, "point", text, fix, {"ratio": p.ratio, "roofline": p.roofline})
 
 
 def _whole(launch: Mapping[str, Any]) -> bool:
@@ -64,7 +64,7 @@ def _launch(key: str, launch: Mapping[str, Any]) -> Finding:
         + (f", {stack} B stack a thread" if stack else "")
     )
     detail = {"resident": fits, "waves": waves, "warps": warps, "binds": binds}
-    return Finding(PERF, 1 if fixes else 3, "perf.launch", text, "; ".join(fixes), detail)
+    return Finding(PERF, 1 if fixes else 3, "launch", text, "; ".join(fixes), detail)
 
 
 def _instructions(key: str, facts: Any) -> list[Finding]:
@@ -81,4 +81,4 @@ def _instructions(key: str, facts: Any) -> list[Finding]:
     if n.get("local"):
         fixes.append("local memory is used: spills, or arrays indexed at run time")
     said = ", ".join(f"{name} {count}" for name, count in sorted(n.items()))
-    return [Finding(PERF, 2 if fixes else 4, "perf.ptx", f"{key} PTX: {said}", "; ".join(fixes), n)]
+    return [Finding(PERF, 2 if fixes else 4, "ptx", f"{key} PTX: {said}", "; ".join(fixes), n)]
