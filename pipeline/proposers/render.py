@@ -19,6 +19,7 @@ import jinja2
 from kgen.contract import Op
 from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
 from kgen.gates.rates import MEASURED
+from kgen.proposers import techniques
 from kgen.proposers.base import ProposalRequest
 from kgen.proposers.feedback import feedback
 from kgen.proposers.quoting import quoted
@@ -76,7 +77,8 @@ class PromptSet:
             "count": request.ask.of if request.ask and alone else request.count,
             **chosen.values,
         }
-        system = self.render("system.md", {"guide": self.pages["guide.md"]})
+        guide = "\n".join(self.pages[name] for name in ("guide.md", *techniques.chosen(request.op, self.pages)))
+        system = self.render("system.md", {"guide": guide})
         return Prompt(chosen.template, system, self.render(chosen.template, values), self.sha256)
 
     def _notes(self, request: ProposalRequest) -> list[str]:
