@@ -26,7 +26,7 @@ PREFIXES = (
     "kit",
 )
 CODE = re.compile(rf"(?:{'|'.join(PREFIXES)})\.[a-z][a-z_-]*")
-NOT_CODES = {"screen.py", "kit.json", "kit.key", "kit.pyz"}  # file names
+NOT_CODES = {"screen.py", "numeric.py", "kit.json", "kit.key", "kit.pyz"}  # file names
 # functions that put a gate's prefix before the code they are given
 PREFIXED = {
     ("gates/perf.py", "made"): "perf",
@@ -35,7 +35,7 @@ PREFIXED = {
 }
 COMMANDS = (
     *("ops", "propose", "resume", "replay", "runs", "gate", "promote", "rollback"),
-    *("verify", "status", "report", "kit", "ingest", "config", "mcp", "agents", "doctor", "gpu", "bench-agent"),
+    *("verify", "status", "report", "kit", "ingest", "config", "mcp", "agents", "doctor", "gpu", "bench-agent", "tune"),
 )
 
 

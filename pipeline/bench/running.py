@@ -5,7 +5,7 @@ Without a GPU the goal is a staged candidate, and its cost is the static one; ti
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -131,7 +131,8 @@ def _result(problem: BenchProblem, run: Run, clock: Clock, ended: str, proposer:
     staged = [(*clock.staged[f.short_id], costs[f.short_id]) for f in folders if f.short_id in clock.staged]
     staged = sorted((seconds, usd, cost) for seconds, usd, cost in staged)
     near = [entry for entry in staged if entry[2] <= NEAR * problem.hidden.best_us]
-    first, close = (staged or [(None, None, None)])[0], (near or [(None, None, None)])[0]
+    never: tuple[None, None, None] = (None, None, None)
+    first, close = staged[0] if staged else never, near[0] if near else never
     usages = [entry.usage for entry in read_rounds(run)]
     return Result(
         problem=problem.name,
@@ -155,7 +156,7 @@ def _cost(folder: CandidateFolder) -> float:
     return float(result.evidence["cost"]["us"]) if result is not None and result.passed else float("inf")
 
 
-def _gates(folders: list[CandidateFolder]) -> dict[str, tuple[int, int]]:
+def _gates(folders: Sequence[CandidateFolder]) -> dict[str, tuple[int, int]]:
     """Passed and judged of each gate; what was only skipped was not judged."""
     passed, judged = Counter[str](), Counter[str]()
     for folder in folders:
@@ -167,7 +168,7 @@ def _gates(folders: list[CandidateFolder]) -> dict[str, tuple[int, int]]:
     return {gate: (passed[gate], judged[gate]) for gate in GATES if judged[gate]}
 
 
-def _breaches(problem: BenchProblem, folders: list[CandidateFolder], proposer: str) -> list[str]:
+def _breaches(problem: BenchProblem, folders: Sequence[CandidateFolder], proposer: str) -> list[str]:
     """What came out otherwise than the problem's author knows it must."""
     if proposer != "replay":
         return []

@@ -23,7 +23,15 @@ Blobs = Mapping[str, bytes]  # by file name: <sha256>.o, .ptx, .cubin
 BUILD, INTERPRET, UNIT = "build", "interpret", "unit"
 BUILD_SECONDS = 420.0  # two tries of a build, the starts of their servers, and the audit
 ANSWER_SECONDS = 120.0  # beside a gate's own deadline: starting, judging, and the way here
-JUDGING = ("ptx", "runner", "numeric.py", "judge.py", "rows.py", "signature.py")  # of the gates: who judges numbers
+JUDGING = (
+    "ptx",
+    "runner",
+    "numeric.py",
+    "judge.py",
+    "localise.py",
+    "rows.py",
+    "signature.py",
+)  # of the gates: who judges numbers
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from kgen.report.document import Document, Entry
 from kgen.report.text import cell, code, details, fenced, table, us
 
 SHOWN_LOGS = 12
+ASKED = ("openai", "mailbox", "mcp")  # proposers that would answer differently if they were asked again
 PYTHONS_WORDS = re.compile(r"[A-Za-z_]\w*(?:Error|Exception): ")
 
 
@@ -180,7 +181,7 @@ def _subject_provenance(entry: Entry) -> list[list[str]]:
 
 def reproduce(doc: Document) -> str:
     lines = [doc.run.command or f"kgen propose --op {doc.op.name} --seed {doc.settings.seed}"]
-    if doc.settings.proposer in ("openai", "mailbox", "mcp"):  # the command would ask again, and be answered differently
+    if doc.settings.proposer in ASKED:
         lines = [f"# was: {lines[0]}", f"{_matrix(doc)} --replay {doc.run.id}"]
     lines += [f"kgen kit {doc.run.id} -o kit.pyz   # then, on a GPU host: python kit.pyz"]
     lines += ["kgen ingest evidence.json --raw raw.json.xz", f"kgen report {doc.run.id}"]
