@@ -4,6 +4,7 @@ A candidate folder holds `quick.json` after the first tier; `compile.json` is wh
 last, after `builds.json`. Not covered: which candidate is faster; see `cost` and `ranking`.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -11,9 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kgen.gates.compile import GATE, CompileReport
+from kgen.gates.compile import GATE, SHOWN_FINDINGS, CompileReport
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
+from kgen.gates.screen import screen
 from kgen.loop import cost, matrix
+from kgen.loop.api_names import installed
+from kgen.loop.api_unknown import unknown_names
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.records import BuildRecord, Candidate, GateResult, Status, to_json
 from kgen.store.candidates import CandidateFolder
@@ -47,6 +51,21 @@ def quick_tier(work: Work, folders: Sequence[CandidateFolder]) -> list[Candidate
     return [f for f in folders if (result := quick_result(f)) is not None and result.passed]
 
 
+def misnamed(source: str) -> CompileReport | None:
+    """What the gate says of a source with names that the compiler's package does not have: nothing is built for it.
+
+    None where all names may exist, where there is no compiler here to ask, and where the screen has its own word.
+    """
+    started, names = time.monotonic(), installed()
+    unknown = unknown_names(source, names) if names is not None else ()
+    if not unknown or screen(source):
+        return None
+    message = "\n".join(str(name) for name in unknown[:SHOWN_FINDINGS])
+    evidence = {"names": [name.name for name in unknown]}
+    seconds = time.monotonic() - started
+    return CompileReport(GateResult(GATE, Status.FAIL, "compile.name", message, evidence, seconds, GATE_CONTRACT), ())
+
+
 def _quick(work: Work, folder: CandidateFolder) -> None:
     """One candidate. A failure goes to compile.json at once: it is what the gate says."""
     if work.stopping.is_set():
@@ -54,7 +73,8 @@ def _quick(work: Work, folder: CandidateFolder) -> None:
     if why := work.ledger.time_for("quick", work.seconds_left):
         folder.write_result(skipped(OUT_OF_TIME, why))
         return
-    report = work.gate.run(folder.candidate(), matrix.quick(work.op, work.settings))
+    gate, candidate = work.gate, folder.candidate()
+    report = misnamed(candidate.source) or gate.run(candidate, matrix.quick(work.op, work.settings))
     work.ledger.took("quick", report.result.seconds)
     if work.stopping.is_set():  # the builder may have been closed under it
         return
