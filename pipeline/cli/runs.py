@@ -1,12 +1,15 @@
 """kgen runs [show RUN]: what was tried, and how it came out."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kgen.cli import output
 from kgen.cli.common import JsonOption, RunArgument, RunsOption, find_candidate, find_op, find_run, places, runs_at
 from kgen.cli.costs import cost
+
+if TYPE_CHECKING:
+    from kgen.store.candidates import CandidateFolder
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +45,7 @@ def listing(context: typer.Context, runs: RunsOption = "", json: JsonOption = Fa
 
 def show(
     run: RunArgument = "latest",
-    candidate: Annotated[str, typer.Option("--candidate", help="Print the source of one, by number or id.")] = "",
+    candidate: Annotated[str, typer.Option("--candidate", help="Source and diagnosis of one, by number or id.")] = "",
     runs: RunsOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -54,11 +57,7 @@ def show(
     found = find_run(run, runs)
     op = find_op(found.info.op)
     if candidate:
-        source = find_candidate(found, candidate).candidate()
-        if json:
-            output.emit(source)
-        else:
-            output.data(source.source)
+        _one(find_candidate(found, candidate), json)
         return
     document = read(found, op)
     if json:
@@ -66,6 +65,22 @@ def show(
     else:
         show_lineage(document)
         conclude(found, op, places(runs))
+
+
+def _one(folder: "CandidateFolder", json: bool) -> None:
+    """The source on stdout, so that it can be kept as a file; what was found wrong with it on stderr."""
+    from kgen.diagnosis.shown import of_failure, shown
+    from kgen.proposers.quoting import strip_terminal
+    from kgen.records import Status
+
+    source, verdict = folder.candidate(), folder.verdict()
+    if json:
+        output.emit(source)
+    else:
+        output.data(source.source)
+    failed = verdict.failed if verdict else None
+    if failed is not None and failed.status is Status.FAIL:
+        output.say(f"refused at {failed.gate}:\n{strip_terminal(shown(of_failure(failed)))}")
 
 
 def diff(

@@ -1,12 +1,14 @@
 """A verdict in plain words, for whoever wrote the candidate: what each gate did, what it said, what to do next.
 
-Messages of compilers and gates are quoted data. Not covered: the feedback that a prompt carries (`feedback`).
+What was found comes first, then messages of compilers and gates; all are quoted data. Not covered: the feedback that a
+prompt carries (`feedback`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kgen.diagnosis.shown import of_failure, shown
 from kgen.proposers.quoting import cell, quoted
 from kgen.records import GATES, Candidate, GateResult, Status, Verdict
 
@@ -44,6 +46,8 @@ def verdict_page(candidate: Candidate, verdict: Verdict) -> str:
     failed = verdict.failed
     where = f" at `{cell(failed.gate)}` with `{cell(failed.code)}`" if failed else ""
     lines = [f"# Candidate {candidate.id[:12]}: {state(verdict)}{where}", "", *_gates(verdict), "", _next(verdict), ""]
+    if failed is not None and failed.status is Status.FAIL and (found := shown(of_failure(failed))):
+        lines.append(quoted(found, "findings, most informative first"))
     parts = [quoted(r.message, f"message of gate {r.gate}") for r in verdict.results if _worth_quoting(r)]
     return "\n".join([*lines, *parts]).rstrip() + "\n"
 

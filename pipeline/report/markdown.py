@@ -13,6 +13,7 @@ MARKER = "<!-- kgen-report op={op} run={run} -->"  # lets a workflow find and up
 ORDER = (
     sections.headline,
     sections.gates,
+    sections.found,
     sections.numeric,
     sections.model,
     sections.speed,

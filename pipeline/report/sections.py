@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kgen.diagnosis.shown import of_failure
 from kgen.gates.kit_units import GATE_NAMES
 from kgen.records import GATES, PerfPoint, Status
 from kgen.records.envelope import HEADLINE, envelope
@@ -12,6 +13,7 @@ from kgen.report.document import Document, Entry
 from kgen.report.text import cell, code, details, percent, sci, table, us
 
 MARK: Mapping[Status, str] = {Status.PASS: "✅", Status.FAIL: "❌", Status.ERROR: "⚠️", Status.SKIP: "⏭️"}
+MOST_FOUND = 3
 NUMERIC, MODEL = GATE_NAMES["numeric"], GATE_NAMES["model"]
 
 
@@ -78,6 +80,15 @@ def gates(doc: Document) -> str:
         mark = f"{MARK[result.status]} {result.status}{' (interpreted)' if result.interpreted else ''}"
         rows.append([gate, mark, code(result.code), cell(result.message), f"{result.seconds:.1f}"])
     return "## Gates\n\n" + table(["gate", "status", "code", "what it found", "s"], rows, right=(4,))
+
+
+def found(doc: Document) -> str:
+    """The most informative findings about a candidate that a gate refused, one line each."""
+    failed = doc.subject.verdict.failed if doc.subject else None
+    if failed is None or failed.status is not Status.FAIL:
+        return ""
+    lines = [f"* {cell(f.line)}" for f in of_failure(failed).findings[:MOST_FOUND]]
+    return "## What was found\n\n" + "\n".join(lines) if lines else ""
 
 
 def numeric(doc: Document) -> str:
