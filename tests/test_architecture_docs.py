@@ -35,7 +35,22 @@ PREFIXED = {
 }
 COMMANDS = (
     *("ops", "propose", "resume", "replay", "runs", "gate", "promote", "rollback"),
-    *("verify", "status", "report", "kit", "ingest", "config", "mcp", "agents", "doctor", "gpu", "bench-agent", "tune"),
+    *(
+        "verify",
+        "status",
+        "report",
+        "kit",
+        "ingest",
+        "lessons",
+        "config",
+        "mcp",
+        "agents",
+        "doctor",
+        "gpu",
+        "bench-agent",
+        "tune",
+        "api",
+    ),
 )
 
 

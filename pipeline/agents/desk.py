@@ -144,7 +144,7 @@ class Desk:
 
     def lessons(self, op: str) -> str:
         """What earlier runs taught about an op."""
-        return pages.lessons(self._op(op))
+        return pages.lessons(self._op(op), self.runs.root)
 
     def _op(self, name: str) -> Op:
         try:

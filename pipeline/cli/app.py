@@ -8,6 +8,7 @@ import typer
 import kgen
 from kgen.cli import (
     agents,
+    api,
     bench,
     boundary,
     config,
@@ -15,6 +16,7 @@ from kgen.cli import (
     gate,
     gpu,
     kit,
+    lessons,
     ops,
     output,
     propose,
@@ -40,7 +42,24 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for group in (ops, propose, replay, runs, gate, sets, reports, tune, kit, agents, bench, config, doctor, gpu):
+    for group in (
+        ops,
+        propose,
+        replay,
+        runs,
+        lessons,
+        gate,
+        sets,
+        reports,
+        tune,
+        api,
+        kit,
+        agents,
+        bench,
+        config,
+        doctor,
+        gpu,
+    ):
         group.register(app)
     return app
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import kgen
 from kgen.contract.op import Op
 from kgen.loop.events import Observer, silent
+from kgen.loop.learning import teach
 from kgen.loop.rounds import read_rounds
 from kgen.loop.settings import Settings
 from kgen.loop.steps import reopen, verdicts
@@ -22,6 +23,7 @@ from kgen.pool.base import Executor
 from kgen.pool.local import LocalExecutor
 from kgen.proposers.base import Listener, Proposer
 from kgen.records import GATES, Status, Verdict, to_json
+from kgen.store.errors import IntegrityError, StoreError
 from kgen.store.runs import Run, Runs
 
 PROMOTABLE, STAGED, REFUSED, ERROR, NOTHING, INTERRUPTED = (
@@ -84,9 +86,21 @@ def work_on(
                 run.mark(INTERRUPTED)
         ended = Ended(outcome(verdicts(run.folders())), why)
         run.finish(ended.outcome)
+        _teach(work)
         if isinstance(proposer, Listener):
             proposer.ended(run.path, ended.outcome, ended.why)
     return ended
+
+
+def _teach(work: Work) -> None:
+    """A run that has come to its end stays so: that its lessons cannot be kept is said, and fails nothing."""
+    try:
+        kept = teach(work)
+    except (StoreError, IntegrityError) as error:
+        work.say(f"the lessons of this run are not kept: {error}")
+        return
+    for line in kept.damaged if kept else ():
+        work.say(f"a lesson is left out: {line}")
 
 
 def _whole(run: Run) -> None:

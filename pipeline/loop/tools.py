@@ -1,18 +1,21 @@
-"""The tools that a model may use in a run: it can try whether a source compiles, and look names up.
+"""The tools that a model may use in a run: it can try whether a source compiles, look names up, and read lessons.
 
     check_compile(source)       the run's own compile gate at the quick problems, and its words
     lookup_api(name)            what the installed compiler package says of a name, or the nearest names
+    read_lesson(topic)          what earlier runs showed for this op, and for any
 
 All of them read; none can change a run, and nothing that they give is a verdict. Not covered: checking arguments, and
 quoting results (`kgen.proposers.tools`).
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kgen.gates.builder.outcome import BuilderError
 from kgen.loop import matrix
 from kgen.loop.api_names import Names, installed
+from kgen.loop.lessons import FOLDER, page, retrieve
 from kgen.loop.work import Work
 from kgen.proposers.tools import Tool, ToolError, parameters
 from kgen.proposers.wire import MAX_ARGUMENTS, ToolSpec
@@ -77,7 +80,30 @@ class LookupApi:
         raise ToolError(f"there is no such name; nearest: {', '.join(near)}" if near else "there is no such name")
 
 
+class ReadLesson:
+    """The lessons in `folder` for an op, those first that have most words in common with a topic."""
+
+    def __init__(self, folder: Path, op: str) -> None:
+        self._folder, self._op = folder, op
+
+    @property
+    def spec(self) -> ToolSpec:
+        said = "Read what earlier runs showed: codes that were repaired or not, designs that led or were refused."
+        topic = {"type": "string", "maxLength": 200, "description": "Words, e.g. a code or a technique; may be empty."}
+        return ToolSpec("read_lesson", said, parameters(topic=topic))
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        try:
+            found = retrieve(self._folder, self._op, arguments["topic"])
+        except StoreError as error:
+            raise ToolError(f"the lessons cannot be read: {error}") from None
+        if not found:
+            raise ToolError(f"there are no lessons for {self._op} yet")
+        return page(found)
+
+
 def tools_of(work: Work) -> tuple[Tool, ...]:
     """Those that work here."""
     names = installed()
-    return (CheckCompile(work), *([LookupApi(names)] if names is not None else []))
+    lessons = ReadLesson(work.run.path.parent / FOLDER, work.op.name)
+    return (CheckCompile(work), *([LookupApi(names)] if names is not None else []), lessons)
