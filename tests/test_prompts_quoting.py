@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.requests import attempt, failing, passing, request
 
-from kgen.proposers.quoting import CAPS, capped, cell, quoted, strip_terminal
+from kgen.diagnosis.words import cell
+from kgen.proposers.quoting import CAPS, capped, quoted, strip_terminal
 from kgen.proposers.render import packaged
 from kgen.records import Candidate, Origin, Verdict
 

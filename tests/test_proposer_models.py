@@ -111,6 +111,9 @@ def test_a_repair_shares_the_system_message_with_the_design_before_it(tmp_path: 
     assert common(*whole) > len(json.dumps(designed["messages"][0], ensure_ascii=False))
 
 
-def test_another_op_keeps_the_system_message(tmp_path: Path) -> None:
+def test_another_op_keeps_the_guide_and_has_technique_pages_of_its_own(tmp_path: Path) -> None:
     one, two = (packaged().prompt(request(tmp_path, op=op)) for op in ("moe_shared", "attn_res"))
-    assert one.system == two.system and one.user != two.user
+    guide = packaged().pages["guide.md"].strip()
+    assert guide in one.system and guide in two.system
+    assert common(one.system, two.system) > len(guide)
+    assert one.user != two.user

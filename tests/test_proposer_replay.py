@@ -94,7 +94,11 @@ def test_openai_is_the_default_with_a_key_and_search_without() -> None:
 
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_every_proposer_can_be_named(name: str, tmp_path: Path) -> None:
-    chosen = choose(name, {"OPENAI_API_KEY": "sk-0123456789"}, tmp_path)
+    source = tmp_path
+    if name == "tune":  # takes a file, the others a run's folder or nothing
+        source = tmp_path / "candidate.py"
+        source.write_text('TUNABLES = {"THREADS": (128, 256)}\nTHREADS = 128\n')
+    chosen = choose(name, {"OPENAI_API_KEY": "sk-0123456789"}, source)
     assert chosen.proposer.name == name
     assert chosen.line.startswith(f"proposer: {name}:")
 

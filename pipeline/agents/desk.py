@@ -14,12 +14,12 @@ from typing import Any
 from kgen.agents import found, pages
 from kgen.agents.labour import IDLE, QUEUED, Labour
 from kgen.contract.op import Op
+from kgen.diagnosis.words import cell
 from kgen.loop.session import begin
 from kgen.loop.settings import ARCHS, MINUTES, Settings, read_settings
 from kgen.ops import REGISTRY
 from kgen.proposers.answers import MAX_SOURCE_BYTES, FormatError, source_file
 from kgen.proposers.mailbox_words import state, verdict_page
-from kgen.proposers.quoting import cell
 from kgen.proposers.submitted import Submissions, SubmittedProposer
 from kgen.records import GATES, Candidate, Origin
 from kgen.store.candidates import CandidateFolder
@@ -125,7 +125,7 @@ class Desk:
     def _standing(self, run: Run, candidate: Candidate, folder: CandidateFolder | None) -> dict[str, Any]:
         """A last verdict is told when the run is put away too: a client may leave as soon as it has it."""
         news, verdict = self.labour.about(run.path), folder.verdict() if folder else None
-        settled = news.state == IDLE or len(run.folders()) < len(Submissions(run.path).numbers())
+        settled = run.state != "running" or len(run.folders()) < len(Submissions(run.path).numbers())
         if verdict is not None and settled and (news.state == IDLE or state(verdict) != "error"):
             gates = {r.gate: {"status": r.status.value, "code": r.code} for r in verdict.results}
             return {"state": state(verdict), "gates": gates, "text": verdict_page(candidate, verdict)}

@@ -6,6 +6,7 @@ from typing import Any
 
 from kgen.diagnosis.findings import PERF, Finding
 from kgen.diagnosis.occupancy import SMS, limits, resident
+from kgen.diagnosis.words import cell
 from kgen.gates.rates import MEASURED
 from kgen.records import PerfPoint
 
@@ -29,8 +30,8 @@ def _point(p: PerfPoint) -> Finding:
     rate = p.roofline * READ / 1e12
     bytes_ = p.floor_us * READ / 1e12
     text = (
-        f"{p.problem} {p.scenario or p.column} n={p.tokens}: {p.candidate_us:.2f} us,"
-        f" {p.ratio:.3f} of {p.best_baseline}; {bytes_:.3g} MB in at least {p.floor_us:.2f} us,"
+        f"{cell(p.problem)} {cell(p.scenario or p.column)} n={p.tokens}: {p.candidate_us:.2f} us,"
+        f" {p.ratio:.3f} of {cell(p.best_baseline)}; {bytes_:.3g} MB in at least {p.floor_us:.2f} us,"
         f" {rate:.2f} TB/s reached ({p.roofline:.0%} of a plain read)"
     )
     fix = "more bytes in flight early: wider loads, more of them, weights prefetched" if p.roofline < 0.6 else ""
@@ -58,7 +59,7 @@ def _launch(key: str, launch: Mapping[str, Any]) -> Finding:
     if warps < FEW_WARPS:
         fixes.append(f"{warps} warps an SM hide little latency: more bytes in flight a thread")
     text = (
-        f"{key} {str(launch.get('kernel', ''))[:40]}: {blocks} blocks of {threads},"
+        f"{cell(key)} {cell(str(launch.get('kernel', ''))[:40])}: {blocks} blocks of {threads},"
         f" {fits} resident an SM (limit: {binds}), {warps} of 64 warps, {waves:.2f} waves,"
         f" {launch['registers']} registers, {launch['smem']} B shared"
         + (f", {stack} B stack a thread" if stack else "")
@@ -81,4 +82,4 @@ def _instructions(key: str, facts: Any) -> list[Finding]:
     if n.get("local"):
         fixes.append("local memory is used: spills, or arrays indexed at run time")
     said = ", ".join(f"{name} {count}" for name, count in sorted(n.items()))
-    return [Finding(PERF, 2 if fixes else 4, "ptx", f"{key} PTX: {said}", "; ".join(fixes), n)]
+    return [Finding(PERF, 2 if fixes else 4, "ptx", f"{cell(key)} PTX: {said}", "; ".join(fixes), n)]

@@ -14,8 +14,9 @@ from typing import Any
 
 from kgen.diagnosis.findings import Diagnosis
 from kgen.diagnosis.shown import CHARACTERS, MAX_TOKENS, of_failure, of_speed, shown, tokens
+from kgen.diagnosis.words import cell
 from kgen.proposers.base import CROSSOVER, DESIGN, OPTIMISE, REPAIR, RESTART, Ask, History
-from kgen.proposers.quoting import CAPS, capped, cell, strip_terminal
+from kgen.proposers.quoting import CAPS, capped, strip_terminal
 from kgen.records import Candidate, GateResult, PerfPoint, RecordError, Status, Verdict, from_json, to_json
 
 MAX_ATTEMPTS = 12  # rows of the table of attempts: the latest ones

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kgen.diagnosis.shown import of_failure, shown
-from kgen.proposers.quoting import cell, quoted
+from kgen.diagnosis.words import cell
+from kgen.proposers.quoting import quoted
 from kgen.records import GATES, Candidate, GateResult, Status, Verdict
 
 QUESTION: Mapping[str, str] = {

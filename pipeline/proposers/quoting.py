@@ -21,7 +21,6 @@ _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn"})
 _KEPT = frozenset("\n\t")
 _WALL = re.compile(r"`{33,}")  # longer than any fence; the block's own fence would be longer still, twice
 _LABEL = re.compile(r"[^A-Za-z0-9 ._/=-]+")
-_NAME = re.compile(r"[^A-Za-z0-9._/=-]+")
 
 CAPS = {  # characters of each kind of data that a prompt carries
     "message": 6_000,  # compiler messages are at most 1.3 KB with the default stack filter; chains of them more
@@ -52,11 +51,6 @@ def quoted(text: object, label: str, kind: str = "message", language: str = "tex
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))
     label = " ".join(_LABEL.sub(" ", label).split())
     return f'<data id="{tag}" what="{label}">\n{fence}{language}\n{body}\n{fence}\n</data id="{tag}">'
-
-
-def cell(word: str) -> str:
-    """A short foreign name (gate, code, problem key) for use outside a block: no spaces, so no sentences."""
-    return _NAME.sub("_", word).strip("_")[:64]
 
 
 def _absent_id(body: str) -> str:
