@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from kgen.gates.parsing import parse
+
 ENTRIES = ("kgen.gates.kit_host", "kgen.gates.runner.__main__")
 NAMED = re.compile(r"(kgen(?:\.\w+)+)(?::\w+)?")  # modules named in strings, such as the runner's job kinds
 LEFT_OUT = ("kgen.gates.ptx", "kgen.gates.runner.interpreted")  # the interpreter: a kit has a GPU, and no NumPy
@@ -47,7 +49,7 @@ def _inside(name: str, path: Path) -> str:
 
 
 def _mentioned(name: str, path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -8,15 +8,15 @@ import ast
 import functools
 import math
 import re
-import threading
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from kgen.gates.parsing import UNPARSABLE, parse
+
 # Characters that show another program than the one that is parsed: they turn the direction of text, or end a line for
 # some readers of it (the compiler reads a function's lines again, by their numbers) and not for Python.
 HIDING = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-PARSING = threading.Lock()  # CPython before 3.11.5 counts the depth of all threads' trees together, and gives up
 MAX_BYTES = 128 << 10
 MAX_MESSAGE = 400  # characters: a name or a line of a source may be as long as the source
 MAX_DEPTH = 200  # of nested expressions: deeper trees exhaust the compiler's stack
@@ -109,11 +109,10 @@ def _findings(source: str) -> list[Finding]:
     if text:
         return text
     try:
-        with PARSING:
-            tree = ast.parse(source)
+        tree = parse(source)
     except SyntaxError as error:
         return [Finding("compile.syntax", error.lineno or 0, f"{error.msg}: {(error.text or '').strip()}")]
-    except (ValueError, RecursionError, MemoryError) as error:
+    except UNPARSABLE as error:
         return [Finding("compile.syntax", 0, str(error) or type(error).__name__)]
     if _too_deep(tree):
         return [Finding("screen.size", 0, f"expressions nest deeper than {MAX_DEPTH}")]

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,14 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def kill_while_it_works(executor: RemoteExecutor, cluster: Any) -> str:
+def kill_while_it_works(executor: RemoteExecutor, cluster: Any, running: Future[Any]) -> str:
     """Wait until a node has work; freeze its processes; if the work is then still there, the node dies with it."""
     nodes = {n["NodeID"]: n for n in ray.nodes()}
     while True:
-        until(lambda: bool(executor.dispatcher.busy()), "no node ever got work")
+        until(lambda: bool(executor.dispatcher.busy()) or running.done(), "no node ever got work")
+        if running.done():
+            running.result()  # raises what ended it
+            raise AssertionError("the run ended before a node died")
         name = next(iter(executor.dispatcher.busy()), "")
         machine = next((n for n in nodes.values() if n["NodeID"][:8] in name), None) if name else None
         if machine is None:
@@ -110,7 +113,7 @@ def test_a_run_whose_node_is_killed_in_the_middle_ends_with_the_verdicts_of_this
     assert any("Ray counts a GPU there, and torch sees none" in line for line in said)
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(judged, tmp_path / "ray", executor)
-        killed = kill_while_it_works(executor, cluster)
+        killed = kill_while_it_works(executor, cluster, running)
         run, verdicts = running.result()
     assert executor.dispatcher.again >= 1
     assert any(killed in line and "lost" in line for line in said)

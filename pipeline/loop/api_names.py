@@ -14,6 +14,8 @@ import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kgen.gates.parsing import parse
+
 ROOT = "cutlass"
 GENERATED = "._mlir"  # bindings, large and for the package's own use
 MAX_NEAREST = 6
@@ -78,7 +80,7 @@ class Names:
         found = self._exports[module] = {}  # a module that is asked for again while it is read gives what it has so far
         path = self._file(module) if module.split(".")[0] == ROOT and GENERATED not in module else None
         try:
-            body = ast.parse(path.read_bytes()).body if path else []
+            body = parse(path.read_bytes()).body if path else []
         except (SyntaxError, ValueError, OSError):
             body = []
         package = module if path and path.name == "__init__.py" else module.rpartition(".")[0]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kgen.gates.parsing import UNPARSABLE, parse
 from kgen.loop.api_names import GENERATED, MAX_NEAREST, ROOT, Names
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -52,8 +53,8 @@ class Module:
 def unknown_names(source: str, names: Names) -> tuple[Unknown, ...]:
     """In the order of the text, each name once. A source that Python cannot parse has none."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = parse(source)
+    except UNPARSABLE:
         return ()
     package = _package(names.folder)
     found: dict[str, int] = {}
@@ -234,7 +235,7 @@ class Package:
     def _parsed(self, module: str) -> Module:
         path = None if GENERATED in module else self._file(module)
         try:
-            tree = ast.parse(path.read_bytes()) if path else None
+            tree = parse(path.read_bytes()) if path else None
         except (SyntaxError, ValueError, OSError):
             tree = None
         if tree is None or path is None:

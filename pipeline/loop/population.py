@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kgen.gates.parsing import UNPARSABLE, parse
 from kgen.records import GATES
 
 NOVEL = 0.35  # structural distance to everything kept from which a right candidate is kept although it is no best
@@ -183,8 +184,8 @@ def shape(source: str) -> frozenset[str]:
     """The structure of a source: which kinds of node stand in which, and the names that it calls. Numbers and names of
     its own do not count, so two points of one template are the same shape."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = parse(source)
+    except UNPARSABLE:
         return frozenset(re.findall(r"[A-Za-z_]\w+", source))
     found: set[str] = set()
     for node in ast.walk(tree):

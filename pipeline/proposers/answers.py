@@ -5,9 +5,10 @@ exactly one Python block, prose inside the block, line ends. Not covered: whethe
 syntax error in real code, a missing `build` or a forbidden import are the compile gate's to find.
 """
 
-import ast
 import re
 from dataclasses import dataclass
+
+from kgen.gates.parsing import parse
 
 MAX_ANSWER_BYTES = 2_000_000  # a long chain of thought around a file of the size below
 MAX_SOURCE_BYTES = 256_000  # the largest kernel source seen in public repositories is about half of this
@@ -112,7 +113,7 @@ def _python_block(blocks: list[_Block]) -> _Block | FormatError:
 def _prose_line(text: str) -> tuple[int, str] | None:
     """(line, text) of a sentence at which Python's parser stops. The source is only parsed, never compiled or run."""
     try:
-        ast.parse(text)
+        parse(text)
     except SyntaxError as error:
         lines = text.split("\n")
         line = error.lineno or 0

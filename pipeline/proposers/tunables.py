@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kgen.gates.parsing import UNPARSABLE, parse
 from kgen.proposers.families.space import Choice, Point, Space
 
 NAME = "TUNABLES"
@@ -53,8 +54,8 @@ def read(source: str) -> Tunables:
     if "\r" in source:
         raise Declared("carriage returns: lines must end in LF alone")
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        tree = parse(source)
+    except UNPARSABLE as error:
         raise Declared(f"this is no Python source: {type(error).__name__}: {error}".splitlines()[0]) from None
     choices = {name: _values(name, node) for name, node in _declaration(tree)}
     if not 1 <= len(choices) <= MOST_NAMES:

@@ -1,0 +1,19 @@
+"""Python's parser, one text at a time: the one place that calls it.
+
+CPython 3.11 counts the depth of the trees of all threads together. A thread that starts to parse while another one is
+at it (the collector may run code, and so change threads, in the middle) gets "SystemError: AST constructor recursion
+depth mismatch" for a source that has nothing wrong. Candidates are built side by side, so this would happen.
+"""
+
+import ast
+import threading
+
+_ONE_AT_A_TIME = threading.Lock()
+# What the parser raises for a text that is no Python: null characters are a ValueError, absurd nesting one of the last.
+UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+def parse(source: str | bytes) -> ast.Module:
+    """The tree of `source`. Raises one of UNPARSABLE."""
+    with _ONE_AT_A_TIME:
+        return ast.parse(source)
