@@ -29,6 +29,20 @@ def test_a_launch_at_every_limit_passes() -> None:
 
 
 @pytest.mark.parametrize(
+    "launch",
+    [
+        replace(LAUNCH, block=(1, 1, 1)),
+        replace(LAUNCH, block=(1, 1, 64)),
+        replace(LAUNCH, grid=limits.GRID),
+        replace(LAUNCH, grid=(32, 1, 1), cluster=(16, 1, 1)),
+        replace(LAUNCH, grid=(2, 4, 6), cluster=(1, 2, 3)),
+    ],
+)
+def test_what_stands_right_at_one_limit_passes(launch: Launch) -> None:
+    limits.check(cubin(KERNEL), (launch,))
+
+
+@pytest.mark.parametrize(
     ("launch", "code"),
     [
         (replace(LAUNCH, block=(1025, 1, 1)), "audit.block"),
@@ -38,6 +52,7 @@ def test_a_launch_at_every_limit_passes() -> None:
         (replace(LAUNCH, grid=(0, 1, 1)), "audit.grid"),
         (replace(LAUNCH, grid=(1, 65536, 1)), "audit.grid"),
         (replace(LAUNCH, cluster=(3, 1, 1)), "audit.cluster"),
+        (replace(LAUNCH, cluster=(0, 1, 1)), "audit.cluster"),
         (replace(LAUNCH, grid=(32, 1, 1), cluster=(32, 1, 1)), "audit.cluster"),
         (replace(LAUNCH, kernel="other"), "audit.kernels"),
     ],
@@ -61,6 +76,32 @@ def test_a_kernel_beyond_a_limit_is_refused(kernel: KernelFacts, code: str) -> N
 
 def test_a_kernel_that_is_never_launched_is_refused() -> None:
     assert code_of((KERNEL, replace(KERNEL, name="spare")), (LAUNCH,)) == "audit.kernels"
+
+
+def test_a_launch_of_a_kernel_that_the_cubin_lacks_is_refused() -> None:
+    with pytest.raises(AuditError, match="launched but not in the cubin: other"):
+        limits.check(cubin(KERNEL), (LAUNCH, replace(LAUNCH, kernel="other")))
+
+
+def test_device_variables_are_refused() -> None:
+    with pytest.raises(AuditError, match="the cubin holds 4 bytes of device variables") as caught:
+        limits.check(replace(cubin(KERNEL), variables=4), (LAUNCH,))
+    assert caught.value.code == "audit.state"
+
+
+def test_a_warp_that_is_not_full_takes_the_registers_of_a_whole_one() -> None:
+    """29 warps of 72 registers a thread take 66,816 registers, 28 take 64,512; a block has 65,536."""
+    wide = replace(KERNEL, registers=72)
+    limits.check(cubin(wide), (replace(LAUNCH, block=(896, 1, 1)),))
+    with pytest.raises(AuditError) as caught:
+        limits.check(cubin(wide), (replace(LAUNCH, block=(900, 1, 1)),))
+    assert caught.value.code == "audit.registers"
+
+
+def test_of_a_long_name_sixty_characters_are_shown() -> None:
+    long = "k" * 59 + "xyz"
+    with pytest.raises(AuditError, match=f"kernel {'k' * 59}x: grid"):
+        limits.check(cubin(replace(KERNEL, name=long)), (replace(LAUNCH, kernel=long, grid=(0, 1, 1)),))
 
 
 def test_a_call_without_launches_is_refused() -> None:

@@ -33,13 +33,20 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "REGISTERS": 65536, "STACK_BYTES": 0, "REGISTER_UNIT": 256,
     },
     "gates.audit.object": {"ET_REL": 1, "MACHINES": {"x86_64": 62, "aarch64": 183}},
-    "gates.audit.cubin": {"EM_CUDA": 190, "RESERVED_SMEM": 1024, "NEW_ABI": 8},
+    "gates.audit.cubin": {
+        "EM_CUDA": 190, "RESERVED_SMEM": 1024, "NEW_ABI": 8, "FATBIN": b"P\xedU\xba", "FATBIN_VERSION": 1,
+        "FATBIN_HEADER": 16, "KIND_ELF": 2, "SIZED": 4, "REGISTERS": 47, "FRAME": 17, "MAX_THREADS": 5,
+        "REQUIRED_THREADS": 16, "PARAMETER": 23,
+    },
     "gates.audit.elf": {
-        "MAX_SECTIONS": 4096, "SHT_SYMTAB": 2, "SHT_RELA": 4, "SHT_NOBITS": 8, "SHT_REL": 9, "SHT_INIT": 14,
+        "MAX_SECTIONS": 4096, "MAX_NAME": 4096, "CLASS_64": 2, "LITTLE_ENDIAN": 1, "SHT_SYMTAB": 2, "SHT_RELA": 4, "SHT_NOBITS": 8, "SHT_REL": 9, "SHT_INIT": 14,
         "SHT_FINI": 15, "SHT_PREINIT": 16, "SHF_WRITE": 1, "SHF_ALLOC": 2, "SHF_EXECINSTR": 4, "SHF_TLS": 0x400,
         "SHN_UNDEF": 0, "STB_LOCAL": 0, "STT_TLS": 6, "STT_GNU_IFUNC": 10,
     },
-    "gates.audit.recorder": {"ADDRESS_BITS": 40, "DESCRIPTOR": 128},
+    "gates.audit.recorder": {
+        "ADDRESS_BITS": 40, "DESCRIPTOR": 128, "MAX_NAME": 4096, "COOPERATIVE": 2, "CLUSTER": 4, "PDL": 6,
+        "CLUSTER_POLICY": 5, "CARVEOUT": 14,
+    },
     "gates.modeleval.distance": {"BLOCK": 128, "RESAMPLES": 1000, "AT_ONCE": 4_194_304},
     "gates.modeleval.paired": {"HALVINGS": 60},
     "gates.modeleval.census": {"WIDTHS": (1, 4, 8)},
