@@ -4,10 +4,13 @@ The cases lie in tests/faults/durability/, one file each; each is tried on the s
 was taken out. Here points are drawn by seed; all of them under make deep, with the result in record.json beside.
 """
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from exploits.harness.off import NOTHING
+from faults.durability.harness import record as the_record
 from faults.durability.harness.case import Case, cases
 from faults.durability.harness.desk import Desk
 from faults.durability.harness.layer import Order
@@ -100,3 +103,13 @@ def test_the_record_is_of_these_cases_and_of_this_code(desk: Desk) -> None:
     assert {n: entry["seen"] for n, entry in record["cases"].items()} == {n: CASES[n].must for n in record["cases"]}
     assert record["writers"] == writers(), f"the store's writers have changed since: {COMMAND}"
     assert {k: record["changes"].get(k) for k in desk.changes} == desk.changes
+
+
+def test_one_record_is_of_one_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some cases are tried anew beside others only where the others are of the same code."""
+    before = json.dumps({**recorded(), "writers": "of yesterday"})
+    (tmp_path / "record.json").write_text(before)
+    monkeypatch.setattr(the_record, "FILE", tmp_path / "record.json")
+    assert "are of other code, so all have to be tried" in the_record.main(["newer/run"])
+    assert the_record.main(["newer/none"]).startswith("no case newer/none; there are alike/in_a_run, ")
+    assert (tmp_path / "record.json").read_text() == before

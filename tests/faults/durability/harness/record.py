@@ -42,9 +42,14 @@ def recorded() -> dict[str, Any]:
     return found
 
 
-def main(chosen: list[str]) -> None:
+def main(chosen: list[str]) -> str:
+    """Returns what hinders it, "" for nothing."""
     known = cases()
+    if strange := [name for name in chosen if name not in known]:
+        return f"no case {strange[0]}; there are {', '.join(known)}"
     kept = recorded() if FILE.exists() and chosen else {"cases": {}, "changes": {}}
+    if chosen and kept.get("writers", writers()) != writers():
+        return f"the others on record are of other code, so all have to be tried: {COMMAND}"
     desk = Desk(every=True)
     try:
         for name in chosen or known:
@@ -56,6 +61,7 @@ def main(chosen: list[str]) -> None:
             print(f"{name}: {seen}, {tried} tried, {seconds} s", file=sys.stderr, flush=True)
     finally:
         desk.close()
+    return ""
 
 
 def write(kept: dict[str, Any], desk: Desk) -> None:
@@ -74,4 +80,4 @@ def write(kept: dict[str, Any], desk: Desk) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]) or None)

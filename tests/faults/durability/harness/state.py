@@ -14,7 +14,9 @@ from kgen.records import Manifest
 from kgen.store import IntegrityError, KernelSet, Runs, SetPath
 from kgen.store.durable import LOCK_NAME, TEMP_PREFIX
 
-TIMES = frozenset({"promoted", "when", "checksum", "created", "finished", "seconds", "started", "id", "cached"})
+TIMES = frozenset(
+    {"promoted", "when", "checksum", "created", "finished", "seconds", "costs", "started", "id", "cached"}
+)
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[a-z0-9_]+-[0-9a-f]{6}")
 MADE_AGAIN = ("graph.sqlite", "report.md")  # derived: there or not, no two alike
 
