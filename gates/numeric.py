@@ -34,7 +34,7 @@ from kgen.gates.runner import numeric as job_side
 from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import PTX, Built, Interpretable, LoadSpec, ptx_spec, spec
 from kgen.gates.runner.numeric import FAMILY, GRAPH, PADDED, Check
-from kgen.gates.skipping import skip_without
+from kgen.gates.skipping import fitting, skip_without
 from kgen.records import GateResult, Problem, Status, to_json
 
 GATE = "unit-numeric"
@@ -137,7 +137,7 @@ def _run_specs(
     """With the device to itself: its judge computes there too."""
     interpreted = device == PTX
     host = "cpu" if interpreted else device
-    chosen = [s for s in specs if host == "cpu" or s.problem.arch == device_arch()]
+    chosen = fitting(specs, "" if host == "cpu" else device_arch())
     plan = make_plan(op, chosen, interpreted)
     job = {
         "items": [{"spec": to_json(s), "checks": [to_json(c) for c in checks]} for s, checks in plan],
@@ -167,11 +167,7 @@ def _run_specs(
         "sanitizer": sanitized,
         "runner_seconds": round(runner_seconds, 2),
     }
-    seconds = time.monotonic() - started
-    if ended and not failures:
-        status, code = UNDECIDED[ended[0]]
-        return GateResult(GATE, status, code, ended[1], evidence, seconds, GATE_CONTRACT)
-    return _result(failures, error, evidence, len(chosen), seconds)
+    return _result(failures, ended, error, evidence, len(chosen), time.monotonic() - started)
 
 
 def _last_words(outcome: Outcome) -> str:
@@ -180,8 +176,17 @@ def _last_words(outcome: Outcome) -> str:
 
 
 def _result(
-    failures: Sequence[Failure], error: str, evidence: Mapping[str, Any], points: int, seconds: float
+    failures: Sequence[Failure],
+    ended: Sequence[str],
+    error: str,
+    evidence: Mapping[str, Any],
+    points: int,
+    seconds: float,
 ) -> GateResult:
+    """The verdict. `ended`: how an interpreted call ended before its end, and the words for it."""
+    if ended and not failures:
+        status, code = UNDECIDED[ended[0]]
+        return GateResult(GATE, status, code, ended[1], evidence, seconds, GATE_CONTRACT)
     if failures:
         first = min(failures, key=lambda f: ORDER.index(f.code))
         status, code, message = Status.FAIL, f"numeric.{first.code}", first.text

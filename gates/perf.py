@@ -32,7 +32,7 @@ from kgen.gates.rows import with_tokens
 from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import Built, LoadSpec, spec
 from kgen.gates.runner.perf import CHAINED, COLD, COMPILE, GRAPH, STOCK, PointJob
-from kgen.gates.skipping import skip_without
+from kgen.gates.skipping import fitting, skip_without
 from kgen.records import GateResult, PerfPoint, Problem, Status, to_json
 from kgen.records.envelope import HEADLINE, envelope
 
@@ -85,7 +85,8 @@ def run_specs(
     if (skipped := skip_without(device, op, specs, GATE, "perf", next_command)) is not None:
         return skipped, (), {}
     served = op.pack.served if dims is None else dims
-    chosen = [s for s in specs if s.problem.dims in served and (device == "cpu" or s.problem.arch == device_arch())]
+    swept = [s for s in specs if s.problem.dims in served]
+    chosen = fitting(swept, "" if device == "cpu" else device_arch())
     if not chosen:
         message = f"none of these artefacts has served dims ({', '.join(served)})"
         return GateResult(GATE, Status.FAIL, "perf.no_win", message, {}, 0.0, GATE_CONTRACT), (), {}

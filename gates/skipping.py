@@ -29,3 +29,8 @@ def skip_without(
         message = f"built for {wanted}, this GPU is {here}; next: {command}"
         return GateResult(gate, Status.SKIP, f"{prefix}.other_gpu", message, {}, 0.0, GATE_CONTRACT)
     return None
+
+
+def fitting(specs: Sequence[LoadSpec], arch: str) -> list[LoadSpec]:
+    """Those that run on a GPU of this arch; all of them where `arch` is "" (on a CPU)."""
+    return [s for s in specs if arch in ("", s.problem.arch)]
