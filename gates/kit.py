@@ -1,10 +1,10 @@
-"""`kgen kit`: one self-contained file that runs a run's GPU gates on any GPU host with Python, torch and cc.
+"""`kgen kit`: one self-contained file that runs the GPU gates of runs on any GPU host with Python, torch and cc.
 
-    build(contents, out, cache) -> KitFile      raises KitError (one line)
+    build(runs, out, cache) -> KitFile      raises KitError (one line)
 
 Inside: the modules of kgen that the gates need, the artefacts of the candidates and of their mutants, the CuTe DSL
-runtime library for each CUDA major, tvm-ffi for each Python, llguidance, the small model's weights, and the run's key.
-Whoever holds the kit can sign evidence of the run: hand it to nobody whose evidence you would not take as your own.
+runtime library for each CUDA major, tvm-ffi for each Python, llguidance, the small model's weights, and each run's key.
+Whoever holds the kit can sign evidence of its runs: hand it to nobody whose evidence you would not take as your own.
 Not covered: the compiler (objects are carried), other platforms than this one, torch.
 """
 
@@ -23,7 +23,7 @@ from kgen.gates.kit_modules import module_files
 from kgen.gates.kit_units import CarriedCandidate
 from kgen.gates.kit_wheels import KitError, Piece, llguidance_pieces, runtime_pieces, tvm_ffi_pieces
 from kgen.gates.runner.job import Built
-from kgen.records import canonical_json, sha256_bytes, to_json
+from kgen.records import BuildRecord, canonical_json, sha256_bytes, to_json
 from kgen.store.durable import DURABLE
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -48,7 +48,7 @@ class KitCandidate:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a kit is about. `key` is the run's one-time key."""
+    """What a kit carries of one run. `key` is the run's one-time key."""
 
     op: Op
     run: str
@@ -66,7 +66,7 @@ class KitFile:
 
 
 def build(
-    contents: Contents,
+    runs: Sequence[Contents],
     out: Path,
     cache: Path,
     *,
@@ -74,41 +74,56 @@ def build(
     flavours: Sequence[str] = FLAVOURS,
 ) -> KitFile:
     """Write the kit to `out` (mode 0600); `cache` keeps wheels and packed libraries. Raises KitError, StoreError."""
-    records = [a.record for c in contents.candidates for a in c.artefacts]
-    if not records:
-        raise KitError("there is nothing to carry: no candidate of this run was built; kgen propose first")
-    if strange := [r for r in records if r.problem.op != contents.op.name or r.defect]:
-        raise KitError(f"{strange[0].problem.key} is no sound build of {contents.op.name}")
+    records = [record for contents in runs for record in _sound(contents)]
+    if len({contents.run for contents in runs}) < len(runs):
+        raise KitError("the same run is named twice")
     pieces = [Piece(f"lib/{path}", data) for path, data in module_files().items()]
-    pieces += _objects(contents.candidates)
+    pieces += _objects(c for contents in runs for c in contents.candidates)
     pieces += tvm_ffi_pieces(pythons, cache) + llguidance_pieces(cache) + runtime_pieces(flavours, cache)
     blobs: dict[str, tuple[bytes, bool]] = {}
     files = [_stored(piece, blobs, cache / "kit") for piece in pieces]
     archs = tuple(dict.fromkeys(r.problem.arch for r in records))
-    info = {**_table(contents, files), "archs": archs, "pythons": list(pythons), "flavours": list(flavours)}
+    info = {**_table(runs, files), "archs": archs, "pythons": list(pythons), "flavours": list(flavours)}
     data = canonical_json(info)
     size = _write(out, data, blobs)
     return KitFile(out, size, sha256_bytes(data), archs, len(records))
 
 
-def _table(contents: Contents, files: list[dict[str, Any]]) -> dict[str, Any]:
+def _sound(contents: Contents) -> list[BuildRecord]:
+    """What a run's candidates were built for. Raises KitError."""
+    records = [a.record for c in contents.candidates for a in c.artefacts]
+    if not records:
+        text = f"no candidate of run {contents.run} was built; kgen propose --op {contents.op.name} first"
+        raise KitError(f"there is nothing to carry: {text}")
+    if strange := [r for r in records if r.problem.op != contents.op.name or r.defect]:
+        raise KitError(f"{strange[0].problem.key} is no sound build of {contents.op.name}")
+    return records
+
+
+def _table(runs: Sequence[Contents], files: list[dict[str, Any]]) -> dict[str, Any]:
     from kgen.gates.kit_host import USAGE
 
     return {
-        "schema": "kgen.kit/1",
-        "run": contents.run,
-        "key": contents.key.hex(),
-        "op": contents.op.name,
-        "op_contract": contents.op.contract_sha256(),
+        "schema": "kgen.kit/2",
         "gate_contract": GATE_CONTRACT,
         "torch": TORCH,
         "machine": platform.machine(),
         "help": USAGE,
+        "runs": [_line(contents) for contents in runs],
+        "files": files,
+    }
+
+
+def _line(contents: Contents) -> dict[str, Any]:
+    return {
+        "run": contents.run,
+        "key": contents.key.hex(),
+        "op": contents.op.name,
+        "op_contract": contents.op.contract_sha256(),
         "candidates": [
             to_json(CarriedCandidate(c.id, *(_records(b) for b in (c.artefacts, c.mutants, c.champions))))
             for c in contents.candidates
         ],
-        "files": files,
     }
 
 

@@ -45,13 +45,16 @@ from kgen.store.runs import utc_now
 from kgen.store.signing import check, sign
 
 USAGE = """\
-python kit.pyz [--out FILE] [--raw FILE] [--gates numeric,model,perf] [--points WORD,WORD] [--part I/N] [--deadline S]
-python kit.pyz --rank [--out FILE] [--points WORD,WORD]
+python kit.pyz [--out FILE] [--raw FILE] [--gates numeric,model,perf] [--ops OP,OP] [--points WORD,WORD]
+               [--part I/N] [--deadline S]
+python kit.pyz --rank [--out FILE] [--ops OP,OP] [--points WORD,WORD]
 
-Runs the gates of the kernels inside on this machine's GPU; needs Python, torch with CUDA and cc, no network.
+Runs the gates of the kernels inside on this machine's GPU; needs Python, torch with CUDA and cc, no network. A kit of
+several runs writes a file of each kind for each run: evidence.RUN.json, raw.RUN.json.xz.
   --out       signed evidence, written after every piece and taken up again (default evidence.json)
   --raw       raw samples of the timings (default raw.json.xz)
   --gates     which gates, in this order
+  --ops       only the runs of these ops
   --points    only problems with one of these words: t8, nano, sm_90a, or a whole problem key
   --part I/N  only every N-th piece, from the I-th: for a GPU that is there for minutes only; ingest all files together
   --deadline  seconds that one piece may take (default 480)
@@ -65,15 +68,20 @@ class Unsound(Exception):
     """The kit or its evidence file cannot be used; one line."""
 
 
+class NothingToRun(ValueError):
+    """What is asked for leaves nothing of a run; one line."""
+
+
 class Host:
-    """One run of a kit. `info` is its table of contents, `root` where it is unpacked."""
+    """A kit at work for one run. `info`: what the table of contents says of it, and the table's hash; `root`: where the
+    kit is unpacked."""
 
     def __init__(
         self, root: Path, info: dict[str, Any], args: argparse.Namespace, arch: str, run: Mapping[str, Runner] = RUN
     ) -> None:
         self.root, self.args, self.arch, self.run = root, args, arch, run
         self.run_id, self.key = str(info["run"]), bytes.fromhex(info["key"])
-        self.kit = sha256_bytes(canonical_json(info))
+        self.kit = str(info["kit"])
         self.op: Op = REGISTRY.get(str(info["op"]))
         if self.op.contract_sha256() != info["op_contract"] or info["gate_contract"] != GATE_CONTRACT:
             raise Unsound("the contracts inside this kit are not those it was made for: get the kit again")
@@ -88,8 +96,8 @@ class Host:
         objects = self.root / "objects"
         found = [u for c in self.candidates for u in units(self.op, self._for(c), objects, gates, wanted)]
         if not found:
-            text = f"no kernel for {self.arch or 'no GPU'} fits --points {self.args.points!r}"
-            raise ValueError(f"nothing to run: {text}")
+            text = f"no kernel of {self.op.name} for {self.arch or 'no GPU'} fits --points {self.args.points!r}"
+            raise NothingToRun(f"nothing to run: {text}")
         index, count = _part(self.args.part)
         return found[index - 1 :: count]
 
@@ -176,8 +184,7 @@ class Host:
             merged = results.merge(parts, "") if parts else None
             for result in merged.results if merged else ():
                 say(f"{candidate[:12]}  {result.gate:16} {result.status:6} {result.code}")
-                code = {Status.PASS: PASSED, Status.FAIL: FAILED}.get(result.status, RETRY)
-                worst = FAILED if FAILED in (worst, code) else max(worst, code)
+                worst = worse(worst, {Status.PASS: PASSED, Status.FAIL: FAILED}.get(result.status, RETRY))
             for point in merged.points if merged else ():
                 say(
                     f"  {point.problem:40} n={point.tokens:<3} {point.column:8} {point.candidate_us:8.2f} us"
@@ -186,6 +193,12 @@ class Host:
                 )
         say(f"\n{len(found.parts)} parts in {self.out}; next: kgen ingest {self.out} where the kit was made")
         return worst
+
+    def plan(self) -> int:
+        """Say what would be run."""
+        for unit in self.units():
+            say(f"{self.op.name} {unit.candidate[:12]} {unit.name}: {len(unit.artefacts)} problems")
+        return PASSED
 
     def rank(self) -> int:
         """Time all kernels for this GPU quickly; prints a table, writes JSON with --out."""
@@ -196,6 +209,8 @@ class Host:
             for b in c.builds
             if b.problem.arch == self.arch and wants(b.problem.key, wanted)
         ]
+        if not found:
+            raise NothingToRun(f"nothing to rank: no kernel of {self.op.name} fits --points {self.args.points!r}")
         specs = [spec(artefact) for _, artefact in found]
         rows = rank(specs, cache=self.root / "cache" / "linked", deadline=self.args.deadline)
         table = sorted(zip(found, rows, strict=True), key=lambda line: (line[1].spec.problem.key, line[1].us))
@@ -218,12 +233,16 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
     """Entry from kit_boot.py."""
     args = parse(argv)
     try:
-        host = Host(Path(root), info, args, device_arch(), talking(lambda line: say(f"  {line}")))
-        if args.plan:
-            for unit in host.units():
-                say(f"{unit.candidate[:12]} {unit.name}: {len(unit.artefacts)} problems")
-            return PASSED
-        return host.rank() if args.rank else host.gates()
+        arch, worst, idle = device_arch(), PASSED, []
+        for each in chosen(info, args):
+            host = Host(Path(root), *each, arch, talking(lambda line: say(f"  {line}")))
+            try:
+                worst = worse(worst, host.plan() if args.plan else host.rank() if args.rank else host.gates())
+            except NothingToRun as nothing:
+                idle.append(nothing)
+        if len(idle) == len(info["runs"]):
+            raise idle[0]
+        return worst
     except Unsound as error:
         return complain(str(error), UNSOUND)
     except (ValueError, RecordError) as error:
@@ -234,11 +253,40 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
         return complain(f"{error.filename or ''}: {error.strerror or error}", RETRY)
 
 
+def chosen(info: Mapping[str, Any], args: argparse.Namespace) -> list[tuple[dict[str, Any], argparse.Namespace]]:
+    """What the kit says of each run that --ops leaves, and the arguments for it: a run has files of its own where the
+    kit has several. Raises ValueError for an op that the kit does not have."""
+    runs, wanted, digest = info["runs"], _words(args.ops), sha256_bytes(canonical_json(info))
+    if unknown := [op for op in wanted if op not in {line["op"] for line in runs}]:
+        raise ValueError(f"no run of {unknown[0]!r} in this kit; it has {', '.join(line['op'] for line in runs)}")
+    found = []
+    for line in runs:
+        if not wanted or line["op"] in wanted:
+            own = argparse.Namespace(**vars(args))
+            if len(runs) > 1:
+                own.out, own.raw = (of_run(path, line["run"]) for path in (args.out, args.raw))
+            found.append(({**line, "kit": digest, "gate_contract": info["gate_contract"]}, own))
+    return found
+
+
+def of_run(path: str, run: str) -> str:
+    """A run's own file where a kit has several: out/raw.json.xz -> out/raw.RUN.json.xz."""
+    given = Path(path)
+    stem, dot, rest = given.name.partition(".")
+    return str(given.with_name(f"{stem}.{run}{dot}{rest}"))
+
+
+def worse(one: int, other: int) -> int:
+    """Of two exit codes: that a candidate failed is said before that something has to be run again."""
+    return FAILED if FAILED in (one, other) else max(one, other)
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kit.pyz", usage=USAGE, add_help=False)
     parser.add_argument("--out")
     parser.add_argument("--raw", default="raw.json.xz")
     parser.add_argument("--gates", default=",".join(GATE_NAMES))
+    parser.add_argument("--ops", default="")
     parser.add_argument("--points", default="")
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--deadline", type=float, default=480.0)

@@ -96,6 +96,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     objects.mkdir(parents=True)
     builds = tuple(make(objects, tokens, SERVED).record for tokens in (1, 8))
     return {
+        "kit": "f" * 64,
         "run": RUN,
         "key": KEY.hex(),
         "op": KIT_OP.name,
@@ -127,6 +128,6 @@ def test_in_a_kit_without_a_device_the_work_stops_with_one_line(
         quarantine.place(device, "it fell", "x")
     monkeypatch.setattr(kit_host, "device_arch", lambda: ARCH)
     arguments = ["--out", str(tmp_path / "m.json"), "--raw", str(tmp_path / "m.xz")]
-    assert kit_host.main(arguments, str(tmp_path / "kit"), kit) == 4
+    assert kit_host.main(arguments, str(tmp_path / "kit"), {**kit, "runs": [kit]}) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("kgen kit: GPU stand-in STANDIN-0 was put in quarantine at ") and "it fell" in line

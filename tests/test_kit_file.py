@@ -53,8 +53,13 @@ def candidate(tmp_path_factory: pytest.TempPathFactory) -> KitCandidate:
 def kit(candidate: KitCandidate, tmp_path_factory: pytest.TempPathFactory) -> KitFile:
     """A kit for this Python and the installed flavour."""
     folder = tmp_path_factory.mktemp("kit")
-    contents = Contents(OP, RUN, KEY, (candidate,))
-    return build(contents, folder / "kit.pyz", folder / "cache", pythons=(HERE,), flavours=(FLAVOUR,))
+    return build(
+        [Contents(OP, RUN, KEY, (candidate,))],
+        folder / "kit.pyz",
+        folder / "cache",
+        pythons=(HERE,),
+        flavours=(FLAVOUR,),
+    )
 
 
 def start(
@@ -122,7 +127,7 @@ def test_help_works_anywhere(kit: KitFile) -> None:
 
 def test_the_file_is_private_since_it_carries_the_runs_key(kit: KitFile) -> None:
     assert stat.S_IMODE(kit.path.stat().st_mode) == 0o600
-    assert table_of(kit.path)["key"] == KEY.hex()
+    assert table_of(kit.path)["runs"][0]["key"] == KEY.hex()
 
 
 def test_a_kit_for_all_pythons_and_flavours_is_small_enough(kit: KitFile) -> None:
@@ -140,7 +145,7 @@ def test_a_kit_for_all_pythons_and_flavours_is_small_enough(kit: KitFile) -> Non
 def test_the_same_contents_make_the_same_file(kit: KitFile, candidate: KitCandidate, tmp_path: Path) -> None:
     cache = kit.path.parent / "cache"
     contents = Contents(OP, RUN, KEY, (candidate,))
-    again = build(contents, tmp_path / "again.pyz", cache, pythons=(HERE,), flavours=(FLAVOUR,))
+    again = build([contents], tmp_path / "again.pyz", cache, pythons=(HERE,), flavours=(FLAVOUR,))
     assert again.path.read_bytes() == kit.path.read_bytes() and again.sha256 == kit.sha256
 
 
@@ -266,18 +271,18 @@ def test_llguidance_comes_from_its_wheel_where_its_list_of_files_is_missing(
 
 def test_nothing_to_carry_or_a_broken_build_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KitError, match="nothing to carry"):
-        build(Contents(OP, RUN, KEY, ()), tmp_path / "k", tmp_path)
+        build([Contents(OP, RUN, KEY, ())], tmp_path / "k", tmp_path)
     sound, broken = make(tmp_path, 1), make(tmp_path, 1, defect="tile_scale")
     with pytest.raises(KitError, match="no sound build"):
-        build(Contents(OP, RUN, KEY, (KitCandidate("c" * 64, (broken,)),)), tmp_path / "k", tmp_path)
+        build([Contents(OP, RUN, KEY, (KitCandidate("c" * 64, (broken,)),))], tmp_path / "k", tmp_path)
     sound.object.write_bytes(b"damaged")
     with pytest.raises(KitError, match="damaged"):
-        build(Contents(OP, RUN, KEY, (KitCandidate("c" * 64, (sound,)),)), tmp_path / "k", tmp_path)
+        build([Contents(OP, RUN, KEY, (KitCandidate("c" * 64, (sound,)),))], tmp_path / "k", tmp_path)
 
 
 @pytest.mark.deep
 def test_a_kit_for_all_pythons_and_flavours_is_built(candidate: KitCandidate, tmp_path: Path) -> None:
-    made = build(Contents(OP, RUN, KEY, (candidate,)), tmp_path / "kit.pyz", tmp_path / "cache")
+    made = build([Contents(OP, RUN, KEY, (candidate,))], tmp_path / "kit.pyz", tmp_path / "cache")
     assert made.bytes <= MAX_BYTES
     cores = [f for f in table_of(made.path)["files"] if "/core.cpython" in f["path"]]
     assert sorted(f["python"] for f in cores) == sorted(PYTHONS)

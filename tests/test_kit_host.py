@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,19 @@ from support import modeleval
 from support.kits import ARCH, CANDIDATE, KEY, OP, RUN, SERVED, Made, ledger_of, make, point
 
 from kgen.contract import Op
-from kgen.gates import kit_units
+from kgen.gates import kit_host, kit_units
 from kgen.gates import modeleval as gate
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.ingest import Ledger, ingest
 from kgen.gates.kit_host import Host, Unsound, main, parse, say
 from kgen.gates.kit_results import EvidenceSet, deep_merge
 from kgen.gates.kit_units import GATE_NAMES, CarriedCandidate, Done, Runner, Unit, talking
+from kgen.ops import REGISTRY
 from kgen.records import GateResult, Status, from_json, to_json
 from kgen.store.signing import check
 
 BINS = (1, 2, 3, 4, 5, 8)
+OTHER = REGISTRY.get("attn_res")
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,7 @@ def made(tmp_path: Path) -> list[Made]:
 @pytest.fixture
 def info(made: list[Made]) -> dict[str, Any]:
     return {
+        "kit": "f" * 64,
         "run": RUN,
         "key": KEY.hex(),
         "op": OP.name,
@@ -214,7 +218,7 @@ def test_gates_and_points_can_be_chosen(run: Any, args: list[str], want: list[st
     ("args", "says"),
     [
         (["--gates", "speed"], "no gate 'speed'"),
-        (["--points", "t99"], "no kernel for sm_90a fits --points 't99'"),
+        (["--points", "t99"], "no kernel of moe_shared for sm_90a fits --points 't99'"),
         (["--part", "3/2"], "--part '3/2' is not I/N"),
         (["--part", "x"], "--part 'x' is not I/N"),
     ],
@@ -236,14 +240,76 @@ def test_an_evidence_file_that_is_not_this_kits_is_left_alone(run: Any, tmp_path
 
 
 def test_a_kit_with_other_contracts_than_its_code_is_unsound(info: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
-    assert main(["--plan"], str(tmp_path), {**info, "op_contract": "0" * 64}) == 5
+    assert main(["--plan"], "", {**info, "runs": [{**info, "op_contract": "0" * 64}]}) == 5
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_on_a_machine_whose_gpu_fits_nothing_there_is_nothing_to_run(info: dict[str, Any], tmp_path: Path) -> None:
     host = Host(tmp_path, info, parse([]), "sm_100a")
-    with pytest.raises(ValueError, match="no kernel for sm_100a"):
+    with pytest.raises(ValueError, match="no kernel of moe_shared for sm_100a"):
         host.units()
+
+
+@pytest.fixture
+def several(info: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A table of contents of two runs: of OP, and of another op that is built for two tokens of nano."""
+    objects = tmp_path / "kit" / "objects"
+    record = replace(make(objects, 2, "nano").record, problem=OTHER.problem("nano", 2, ARCH))
+    other = {
+        "run": "20300101T000000Z-other-000000",
+        "key": "ab" * 32,
+        "op": OTHER.name,
+        "op_contract": OTHER.contract_sha256(),
+        "candidates": [to_json(CarriedCandidate(CANDIDATE, (record,), ()))],
+    }
+    monkeypatch.setattr(kit_host, "device_arch", lambda: ARCH)
+    return {"gate_contract": GATE_CONTRACT, "runs": [info, other]}
+
+
+def planned(kit: dict[str, Any], capsys: Any, *args: str) -> tuple[int, list[str], str]:
+    code = main(["--plan", *args], "", kit)
+    said = capsys.readouterr()
+    return code, [line.split()[0] for line in said.out.splitlines()], said.err
+
+
+def test_a_kit_of_several_runs_does_each_of_them(several: dict[str, Any], capsys: Any) -> None:
+    code, ops, _ = planned(several, capsys)
+    assert (code, ops) == (0, [OP.name] * len(UNITS) + [OTHER.name] * 2)
+
+
+@pytest.mark.parametrize(("args", "op"), [(("--ops", OTHER.name), OTHER), (("--points", SERVED), OP)])
+def test_a_part_of_the_runs_of_a_kit_can_be_chosen(
+    args: tuple[str, ...], op: Op, several: dict[str, Any], capsys: Any
+) -> None:
+    code, ops, _ = planned(several, capsys, *args)
+    assert code == 0 and set(ops) == {op.name}
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [(("--ops", "nothing"), "no run of 'nothing' in this kit; it has"), (("--points", "t999"), "nothing to run: ")],
+)
+def test_what_no_run_of_a_kit_has_is_one_line(
+    args: tuple[str, ...], line: str, several: dict[str, Any], capsys: Any
+) -> None:
+    code, ops, error = planned(several, capsys, *args)
+    assert code == 2 and not ops and error.startswith(f"kgen kit: {line}") and error.count("\n") == 1
+
+
+def test_each_run_of_a_kit_has_evidence_and_raw_samples_of_its_own(several: dict[str, Any], tmp_path: Path) -> None:
+    args = parse(["--out", str(tmp_path / "evidence.json"), "--raw", str(tmp_path / "raw.json.xz")])
+    hosts = [Host(tmp_path / "kit", *each, ARCH, Gates().table()) for each in kit_host.chosen(several, args)]
+    runs = [line["run"] for line in several["runs"]]
+    assert [h.out.name for h in hosts] == [f"evidence.{run}.json" for run in runs]
+    assert [h.raw_path.name for h in hosts] == [f"raw.{run}.json.xz" for run in runs]
+    assert len({h.kit for h in hosts}) == 1
+    for host, run in zip(hosts, runs, strict=True):
+        assert host.gates() == 0
+        assert {p["evidence"]["run"] for p in json.loads(host.out.read_text())["parts"]} == {run}
+
+
+def test_a_failure_is_said_before_that_something_has_to_be_run_again() -> None:
+    assert [kit_host.worse(a, b) for a, b in ((0, 4), (4, 1), (1, 4), (0, 0), (0, 1))] == [4, 1, 1, 0, 1]
 
 
 def test_merging_adds_numbers_joins_lists_and_keeps_words() -> None:

@@ -1,6 +1,7 @@
 """kgen kit and kgen ingest: gates on somebody's GPU, and what comes back."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,6 @@ from kgen.cli import boundary, output
 from kgen.cli.common import (
     CacheOption,
     JsonOption,
-    RunArgument,
     RunsOption,
     SetOption,
     cache_at,
@@ -22,6 +22,7 @@ from kgen.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from kgen.gates.kit import Contents
     from kgen.gates.kit_units import Carried
     from kgen.records import BuildRecord
     from kgen.store import Blobs, CandidateFolder, Run
@@ -33,45 +34,63 @@ def register(app: typer.Typer) -> None:
 
 
 def kit(
-    run: RunArgument = "latest",
+    run: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs: ids, parts of them, folders, or 'latest' (the default)."),
+    ] = None,
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")] = "kit.pyz",
-    candidate: Annotated[list[str] | None, typer.Option("--candidate", help="Only these, by number or id.")] = None,
+    candidate: Annotated[
+        list[str] | None, typer.Option("--candidate", help="Only these of the one run, by number or id.")
+    ] = None,
     runs: RunsOption = "",
     kernels: SetOption = "",
     cache: CacheOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Write one file that runs this run's GPU gates anywhere: Python, torch, cc and a GPU, no network."""
-    from kgen.gates.kit import Contents, KitCandidate, build
-    from kgen.promotion.champions import champions
+    """Write one file that runs the GPU gates of runs anywhere: Python, torch, cc and a GPU, no network."""
+    from kgen.gates.kit import build
     from kgen.store import set_path
-    from kgen.store.cache import objects_in
 
-    found = find_run(run, runs)
-    op, place = find_op(found.info.op), cache_at(cache)
-    blobs = objects_in(place)
-    folders = [find_candidate(found, name) for name in candidate] if candidate else _staged(found)
-    carried = []
-    for folder in folders:
-        builds = folder.builds()
-        sound, broken = ([b for b in builds if bool(b.defect) is defect] for defect in (False, True))
-        rivals = champions(set_path(kernels).path, sound, blobs)
-        pieces = (tuple(_piece(b, blobs, found) for b in group) for group in (sound, broken, rivals))
-        carried.append(KitCandidate(folder.candidate().id, *pieces))
-    if not any(c.artefacts for c in carried):
-        raise boundary.Stopped(f"run {found.id} has no staged candidate to carry; see kgen runs show {found.id}")
-    target = Path(out).expanduser().absolute()
+    found = [find_run(name, runs) for name in run or ["latest"]]
+    if candidate and len(found) > 1:
+        raise boundary.Usage("--candidate chooses within one run; leave it out, or name one run")
+    target, place = Path(out).expanduser().absolute(), cache_at(cache)
     if not target.parent.is_dir():
         raise boundary.Usage(f"there is no folder {target.parent}")
-    made = build(Contents(op, found.id, found.key(), tuple(carried)), target, place)
+    carried = [_carried(each, candidate or (), set_path(kernels).path, place) for each in found]
+    made = build(carried, target, place)
     if json:
         output.emit({"schema": "kgen.kit-file/1", **{k: str(v) if k == "path" else v for k, v in vars(made).items()}})
         return
     size, archs = made.bytes / 2**20, ", ".join(made.archs)
-    output.data(f"{made.path}: {len(carried)} candidates at {made.problems} points ({archs}), {size:.1f} MiB")
-    output.data(f"on a GPU host:  python {shlex.quote(made.path.name)}        writes evidence.json and raw.json.xz")
-    output.data("then here:      kgen ingest evidence.json --raw raw.json.xz")
-    output.data("It carries the run's key: whoever holds it can sign evidence of this run.")
+    count, python = sum(len(each.candidates) for each in carried), f"python {shlex.quote(made.path.name)}"
+    output.data(f"{made.path}: {count} candidates at {made.problems} points ({archs}), {size:.1f} MiB")
+    if len(found) == 1:
+        output.data(f"on a GPU host:  {python}        writes evidence.json and raw.json.xz")
+        output.data("then here:      kgen ingest evidence.json --raw raw.json.xz")
+    else:
+        output.data(f"on a GPU host:  {python}        writes evidence.RUN.json and raw.RUN.json.xz for each run")
+        output.data("then here:      kgen ingest evidence.RUN.json   run by run")
+    output.data("It carries the runs' keys: whoever holds it can sign evidence of them.")
+
+
+def _carried(run: "Run", names: Sequence[str], kernels: Path, place: Path) -> "Contents":
+    """What a kit takes of a run: the candidates named, or all that are staged, with mutants and rivals."""
+    from kgen.gates.kit import Contents, KitCandidate
+    from kgen.promotion.champions import champions
+    from kgen.store.cache import objects_in
+
+    blobs, carried = objects_in(place), []
+    for folder in [find_candidate(run, name) for name in names] or _staged(run):
+        builds = folder.builds()
+        sound, broken = ([b for b in builds if bool(b.defect) is defect] for defect in (False, True))
+        pieces = (
+            tuple(_piece(b, blobs, run) for b in group) for group in (sound, broken, champions(kernels, sound, blobs))
+        )
+        carried.append(KitCandidate(folder.candidate().id, *pieces))
+    if not any(c.artefacts for c in carried):
+        raise boundary.Stopped(f"run {run.id} has no staged candidate to carry; see kgen runs show {run.id}")
+    return Contents(find_op(run.info.op), run.id, run.key(), tuple(carried))
 
 
 def _staged(run: "Run") -> "list[CandidateFolder]":
@@ -120,7 +139,7 @@ def ingest(
     op = find_op(found.info.op)
     samples = list(raw or [])
     if not samples:
-        samples = [str(p) for name in files if (p := Path(name).with_name("raw.json.xz")).is_file()]
+        samples = [str(p) for name in files if (p := _raw_of(name)).is_file()]
     with found.lock():
         taken = take(documents, {name: _bytes(name) for name in samples}, ledger(found, op), trust)
         judged = [take_in(found, each) for each in taken]
@@ -133,6 +152,13 @@ def ingest(
         output.emit(as_json(document))
     ended = outcome(judged)
     raise typer.Exit(EXIT[ended])
+
+
+def _raw_of(name: str) -> Path:
+    """The raw samples that a kit wrote with an evidence file: raw.json.xz, or raw.RUN.json.xz for evidence.RUN.json."""
+    path = Path(name)
+    middle = path.name.removeprefix("evidence.").removesuffix("json")
+    return path.with_name(f"raw.{middle if path.name.startswith('evidence.') else ''}json.xz")
 
 
 def _run_of(name: str, runs: str) -> "Run":
