@@ -31,6 +31,7 @@ from mutation.session import WORK, Session
 
 SEED = 20261130
 RESULTS = WORK / "results.json"
+DAYS = WORK / "days.json"
 
 
 def say(line: str) -> None:
@@ -64,12 +65,12 @@ def main(arguments: Sequence[str]) -> int:
     lines = _map(texts, keep=chosen.again or chosen.alive)
     _tried(todo, texts, lines, results, time.monotonic() + 60 * chosen.minutes)
     by_key = {m.key: results[_id(m, texts)] for m in everything if _id(m, texts) in results}
-    body = record.summed(everything, by_key, texts, chosen.share, SEED)
+    body = record.summed(everything, record.Tried(by_key, _days(texts)), texts, chosen.share, SEED)
     for line in record.table(body):
         say(line)
     if not chosen.module:
         record.write(body)
-    return 0 if all((body["modules"][m]["score"] or 0) >= record.LEAST for m in FIRST) else 1
+    return 0 if all((body["modules"][m]["score"] or 0) >= record.LEAST for m in chosen.module or MODULES) else 1
 
 
 def _drawn(everything: Iterable[Mutant], modules: Sequence[str], share: float) -> list[Mutant]:
@@ -89,7 +90,26 @@ def _drawn(everything: Iterable[Mutant], modules: Sequence[str], share: float) -
 
 def _id(mutant: Mutant, texts: dict[str, str]) -> str:
     """A result belongs to one text of the module."""
-    return f"{hashlib.sha256(texts[mutant.module].encode()).hexdigest()[:12]} {mutant.key}"
+    return f"{_text_id(mutant.module, texts)} {mutant.key}"
+
+
+def _text_id(module: str, texts: dict[str, str]) -> str:
+    return hashlib.sha256(texts[module].encode()).hexdigest()[:12]
+
+
+def _of_text(module: str, texts: dict[str, str]) -> str:
+    return f"{_text_id(module, texts)} {module}"
+
+
+def _days(texts: dict[str, str]) -> dict[str, str]:
+    """The day on which a mutant of each module's text was tried last."""
+    known: dict[str, str] = json.loads(DAYS.read_text()) if DAYS.exists() else {}
+    return {module: known.get(_of_text(module, texts), "") for module in texts}
+
+
+def _note_day(module: str, texts: dict[str, str]) -> None:
+    known: dict[str, str] = json.loads(DAYS.read_text()) if DAYS.exists() else {}
+    DAYS.write_text(json.dumps({**known, _of_text(module, texts): time.strftime("%Y-%m-%d", time.gmtime())}))
 
 
 def _results(fresh: bool) -> dict[str, str]:
@@ -135,6 +155,8 @@ def _tried(todo: Sequence[Mutant], texts: dict[str, str], lines: Cover, results:
                 say(f"not tried: {error}")
                 continue
         results[_id(mutant, texts)] = got
+        if number == 0 or todo[number - 1].module != mutant.module or number + 1 == len(todo):
+            _note_day(mutant.module, texts)
         if got == forks.ALIVE or number % 50 == 0:
             say(f"{number + 1}/{len(todo)} {got} {time.monotonic() - began:.1f} s, {len(names)} tests: {mutant.key}")
         if number % 20 == 0:

@@ -1,5 +1,7 @@
 """What is mutated, by area of judgement, and the tests that may kill."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,46 @@ FIRST = (
     "gates/modeleval/attest.py",
 )
 
+
+@dataclass(frozen=True)
+class Driver:
+    """Functions of a judging module that judge nothing: mutated too, their score published, and no mark to reach."""
+
+    functions: tuple[str, ...]
+    reason: str
+
+
+DRIVERS: Mapping[str, Driver] = {
+    "gates/numeric.py": Driver(
+        ("_run_specs",),
+        "starts the runner process, then the sanitizer's, and writes down what came back: what decides is in"
+        " make_plan, judge_outcome and _result, which are counted",
+    ),
+    "gates/perf.py": Driver(
+        ("_timed",),
+        "starts the runner process, reads the machine's clocks and writes down what came back: what decides is in"
+        " make_jobs, perf_judge.judge_outcome and _result, which are counted",
+    ),
+    "gates/timing.py": Driver(
+        (
+            "refuse_persisting_l2",
+            "Replay.__init__",
+            "Replay.__call__",
+            "Clock.__init__",
+            "Clock.flush",
+            "Clock.warm",
+            "Clock.measure",
+        ),
+        "calls CUDA: graphs, events, cache flushes, a spinning kernel; on a CPU none of these lines run or their"
+        " effect is a time. How many sets and calls, and how samples are paired, is counted",
+    ),
+}
+
+
+def is_driver(module: str, function: str) -> bool:
+    return module in DRIVERS and function in DRIVERS[module].functions
+
+
 # Left out: whole sweeps, tests that only compile, kill processes at random, or need a GPU; others cover the same lines.
 TESTS = (
     "test_audit_decoding.py",
@@ -62,7 +104,6 @@ TESTS = (
     "test_modeleval_paired.py",
     "test_modeleval_statistics.py",
     "test_modeleval_trial.py",
-    "test_numeric_gate.py",
     "test_numeric_judge.py",
     "test_perf_decision.py",
     "test_perf_gate.py",
