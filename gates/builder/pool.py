@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+from kgen.gates import leftovers
 from kgen.gates.builder.outcome import BuilderError, BuildFailure, Built, collect
 from kgen.gates.builder.protocol import SOURCE, JobEnd, Signature
 from kgen.gates.builder.warm import START_SECONDS, WarmServer
@@ -16,6 +17,7 @@ from kgen.gates.sandbox import Level, Limits, choose
 
 __all__ = ["BuildFailure", "Builder", "BuilderError", "Built", "Signature"]
 
+FOLDERS = "kgen-build"
 WALL_SECONDS = 60.0  # a job; 20 s is ample on an idle machine
 
 
@@ -25,11 +27,13 @@ class Builder:
     def __init__(
         self, level: Level | None = None, limits: Limits | None = None, wall_seconds: float = WALL_SECONDS
     ) -> None:
-        """Raises NoSandboxError when no isolation level works here."""
+        """Sweeps up after killed judges. Raises NoSandboxError when no isolation level works here."""
         self.level = level or choose()
         self._limits = limits or Limits()
         self._wall = wall_seconds
-        self.root = Path(tempfile.mkdtemp(prefix="kgen-build-"))
+        base = Path(tempfile.gettempdir())
+        leftovers.sweep(FOLDERS, base)
+        self.root = leftovers.fresh(FOLDERS, base)
         self.root.chmod(0o755)
         self._servers: dict[str, WarmServer] = {}
         self._lock = threading.Lock()

@@ -29,11 +29,13 @@ from typing import Any
 
 import torch
 
+from kgen.gates import leftovers
 from kgen.gates.gpu import health
 from kgen.gates.gpu.lease import GRACE_SECONDS, Held, leased
 from kgen.gates.runner.child import child_environment, command, end
 from kgen.records import RecordError, one_line, strict_json
 
+FOLDERS = "kgen-run"
 LOG_CAP = 20_000  # characters of the child's own words that are kept
 MESSAGE_CAP = 2000  # characters of what a runner says went wrong; it says 600 itself
 POLL_SECONDS = 0.02
@@ -70,10 +72,13 @@ class Outcome:
 
 
 def private_folder(need_bytes: int = 0) -> Path:
-    """A fresh folder of mode 0700, in memory where `need_bytes` fit."""
+    """A fresh folder of mode 0700, in memory where `need_bytes` fit. Those of killed judges are removed first."""
     for base in (Path("/dev/shm"), Path(tempfile.gettempdir())):
-        if base.is_dir() and os.access(base, os.W_OK) and shutil.disk_usage(base).free > need_bytes + (64 << 20):
-            return Path(tempfile.mkdtemp(prefix="kgen-run-", dir=base))
+        if not base.is_dir() or not os.access(base, os.W_OK):
+            continue
+        leftovers.sweep(FOLDERS, base)
+        if shutil.disk_usage(base).free > need_bytes + (64 << 20):
+            return leftovers.fresh(FOLDERS, base)
     raise OSError(f"no room for {need_bytes >> 20} MiB of runner output in /dev/shm or {tempfile.gettempdir()}")
 
 
