@@ -3,7 +3,16 @@
 One module a family; a family of a new op is added to the table here.
 """
 
-from kgen.proposers.families import attn_res, dense_mlp, kda_core, mla_out_gate, moe_router, moe_shared, projection
+from kgen.proposers.families import (
+    attn_res,
+    dense_mlp,
+    kda_core,
+    mla_kv_append,
+    mla_out_gate,
+    moe_router,
+    moe_shared,
+    projection,
+)
 from kgen.proposers.families.family import Family
 from kgen.proposers.families.point import FIXED, Variant, render
 from kgen.proposers.families.space import Choice, Limit, Space, Whole
@@ -15,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     "attn_res": attn_res.FAMILY,
     "kda_core": kda_core.FAMILY,
     "moe_router": moe_router.FAMILY,
+    "mla_kv_append": mla_kv_append.FAMILY,
     "mla_out_gate": mla_out_gate.FAMILY,
 }
 
