@@ -39,7 +39,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "REQUIRED_THREADS": 16, "PARAMETER": 23,
     },
     "gates.audit.elf": {
-        "MAX_SECTIONS": 4096, "MAX_NAME": 4096, "CLASS_64": 2, "LITTLE_ENDIAN": 1, "SHT_SYMTAB": 2, "SHT_RELA": 4, "SHT_NOBITS": 8, "SHT_REL": 9, "SHT_INIT": 14,
+        "MAX_SECTIONS": 4096, "MAX_NAME": 4096, "CLASS_64": 2, "LITTLE_ENDIAN": 1,
+        "SHT_SYMTAB": 2, "SHT_RELA": 4, "SHT_NOBITS": 8, "SHT_REL": 9, "SHT_INIT": 14,
         "SHT_FINI": 15, "SHT_PREINIT": 16, "SHF_WRITE": 1, "SHF_ALLOC": 2, "SHF_EXECINSTR": 4, "SHF_TLS": 0x400,
         "SHN_UNDEF": 0, "STB_LOCAL": 0, "STT_TLS": 6, "STT_GNU_IFUNC": 10,
     },
