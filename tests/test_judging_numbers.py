@@ -75,6 +75,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gates.ingest.ingest": {"trust": False},
     "promotion.promote.promote": {"key": b"", "trust": False},
     "gates.perf_judge.name_of": {"column": ""},
+    "gates.modeleval.divergence.compare": {"alpha": 0.05, "horizon": None},
+    "gates.modeleval.divergence.rate_ratio": {"alpha": 0.05},
+    "gates.modeleval.distance.median_ratio": {"alpha": 0.05, "seed": 0},
+    "gates.modeleval.paired.lower_bound": {"alpha": 0.05},
+    "gates.modeleval.paired.difference": {"alpha": 0.05},
+    "contract.rules.Judged": {"allowed_true": 0.0},
+    "gates.audit.recorder.Argument": {"value": 0, "pitch": 0},
 }  # fmt: skip
 
 
