@@ -8,6 +8,7 @@ import pytest
 from diagnosis.cases import CASES
 from diagnosis.record import MESSAGES, said
 
+from kgen.diagnosis.api_names import installed
 from kgen.diagnosis.compile_errors import CLASSES, classify, findings
 from kgen.diagnosis.findings import Diagnosis, Finding, ordered
 from kgen.diagnosis.perf import findings as speed
@@ -40,6 +41,24 @@ def test_the_compiler_still_says_the_same() -> None:
 def test_errors_of_one_class_are_one_finding_with_their_lines() -> None:
     found = findings([("screen.import", f"line {n}: import of os is not allowed") for n in (3, 9)])
     assert len(found) == 1 and found[0].detail["lines"] == [3, 9] and "2 times" in found[0].text
+
+
+def test_every_name_that_does_not_exist_is_said_with_the_nearest_real_ones() -> None:
+    words = "AttributeError: module 'cutlass.cute' has no attribute"
+    lines = [f"{words} '{n}' (candidate.py:{i}); nearest real names: a.{n}0, a.{n}1" for i, n in ((7, "x"), (9, "y"))]
+    (found,) = of_failure(failing("compile", "compile.name", "\n".join(lines))).findings
+    assert found.code == "unknown-attribute" and found.detail["lines"] == [7, 9]
+    assert "there is no cutlass.cute.x, nearest: a.x0, a.x1; there is no cutlass.cute.y, nearest: a.y0" in found.text
+
+
+def test_where_the_compiler_says_it_the_nearest_names_are_looked_up() -> None:
+    if installed() is None:
+        pytest.skip("no compiler here")
+    said = (
+        "p: candidate.py:70 in dot: f()\nAttributeError: module 'cutlass.cute.arch' has no attribute 'warp_reduce_sum'"
+    )
+    (found,) = of_failure(failing("compile", "compile.name", said)).findings
+    assert "nearest: cutlass.cute.arch.warp_reduction_sum" in found.text and found.detail["lines"] == [70]
 
 
 def test_an_unknown_error_is_quoted_as_it_came() -> None:

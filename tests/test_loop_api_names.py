@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgen.loop.api_names import MAX_NEAREST, Names, installed
+from kgen.diagnosis.api_names import MAX_NEAREST, Names, installed
+from kgen.diagnosis.api_unknown import unknown_names
 from kgen.loop.tools import LookupApi
 from kgen.proposers.tools import Toolbox
 from kgen.proposers.wire import ToolCall
@@ -24,6 +25,19 @@ def make(shape, *, stride=None) -> int:
     'Make it.\\n\\nThen more.'
 """,
     "_mlir/secret.py": "def inner(): ...\n",
+    "kinds.py": """__all__ = ['Shown']
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from .cute.core import make as checked
+else:
+    other = 1
+try:
+    class Shown: ...
+except ImportError:
+    pass
+Kept = 1
+""",
+    "taking.py": "from .kinds import *\n",
     "broken.py": "def (\n",
 }
 
@@ -48,6 +62,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Names:
         ("Num", "class Num(int)"),  # by *
         ("Num.to", "def to(self, kind: type) -> int"),
         ("cute.core.make()", "def make"),
+        ("taking.Shown", "class Shown()"),
+        ("kinds.Kept", "Kept = 1"),
+        ("kinds.other", "other = 1"),
     ],
 )
 def test_a_name_has_its_signature_and_words(names: Names, name: str, says: str) -> None:
@@ -55,7 +72,11 @@ def test_a_name_has_its_signature_and_words(names: Names, name: str, says: str) 
     assert found is not None and says in found and found.startswith("cutlass.")
 
 
-@pytest.mark.parametrize("name", ["cute.mak", "_mlir.secret.inner", "base._hidden", "broken", "", "cute", "os.system"])
+NOT_THERE = ["cute.mak", "_mlir.secret.inner", "base._hidden", "broken", "", "cute", "os.system"]
+
+
+# the last two: what `*` does not give, and what only a type checker reads
+@pytest.mark.parametrize("name", [*NOT_THERE, "taking.Kept", "kinds.checked"])
 def test_what_is_no_public_name_is_not_found(names: Names, name: str) -> None:
     assert names.lookup(name) is None
 
@@ -70,6 +91,13 @@ def test_any_text_is_looked_up_without_an_exception(names: Names, text: str) -> 
     assert names.lookup(text) is None or names.lookup(text)
     near = names.nearest(text)
     assert len(near) <= MAX_NEAREST and all(names.lookup(name) for name in near)
+
+
+def test_no_name_that_is_found_is_reported_as_unknown(names: Names) -> None:
+    found = [name for alike in names._defined.values() for name in alike]
+    assert len(found) > 12
+    for name in found:
+        assert names.lookup(name) and unknown_names(f"import cutlass\n{name}", names) == ()
 
 
 def test_a_model_is_told_the_nearest_names_in_one_line(names: Names) -> None:

@@ -38,6 +38,13 @@ def test_a_model_hears_what_the_gate_says(work: Work, text: str, code: str) -> N
     assert use.code == "ok" and f"fail: {code}" in use.result
 
 
+def test_a_name_that_does_not_exist_is_told_with_near_ones_and_nothing_is_built(work: Work) -> None:
+    before = work.gate.built + work.gate.cached
+    use = tried(work, source("misnamed").replace("cute.arch.thread_idx", "cute.arch.thread_indx"))
+    assert "fail: compile.name" in use.result and "cutlass.cute.arch.thread_idx" in use.result
+    assert work.gate.built + work.gate.cached == before
+
+
 def test_what_compiles_is_told_with_its_registers_and_is_not_built_again(work: Work) -> None:
     use = tried(work, source("tried"))
     assert "pass: compile.pass" in use.result and " registers, " in use.result and "local memory" in use.result

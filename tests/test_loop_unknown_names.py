@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from support.checkout import ROOT
 
+from kgen.diagnosis.api_names import Names, installed
+from kgen.diagnosis.api_unknown import unknown_names
 from kgen.gates.screen import screen
-from kgen.loop.api_names import Names, installed
-from kgen.loop.api_unknown import unknown_names
 from kgen.loop.building import misnamed
 from kgen.proposers.families import FAMILIES, render
 

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def api(name: NameArgument, json: JsonOption = False) -> None:
     """Look a name of the installed CuTe DSL up: its signature, or the nearest real names (exit 1)."""
-    from kgen.loop.api_names import installed
+    from kgen.diagnosis.api_names import installed
 
     names = installed()
     if names is None:

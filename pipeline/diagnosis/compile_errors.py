@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kgen.diagnosis.api_modules import ROOT
+from kgen.diagnosis.api_names import installed
 from kgen.diagnosis.findings import COMPILE, Finding
 
 LINE = re.compile(r"candidate\.py:(\d+)|^line (\d+):", re.MULTILINE)
@@ -16,6 +18,9 @@ TELLING = re.compile(
     r"^.*(?:error\[|Error\b|error:|expects|does not|is not allowed|no attribute|bytes of|threads a block|ptxas .*:).*$",
     re.MULTILINE,
 )
+NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
+NEAREST = re.compile(r"nearest real names: ([\w., ]+)")
+NAMES = 3  # near ones that are said of each
 EMPTY = re.compile(r"DSL\w*Error:\s*$|CompilerDiagnosticError|Verification failed:\s*$|could not build valid IR")
 
 
@@ -242,8 +247,24 @@ def _grouped(name: str, members: list[tuple[Class | None, str, str]]) -> Finding
     at = f" (candidate line {', '.join(map(str, lines[:8]))})" if lines else ""
     times = f", {len(members)} times" if len(members) > 1 else ""
     means = f"{known.means}{at}{times}: " if known else f"unknown class{at}{times}: "
+    said = (
+        "; ".join(dict.fromkeys(_named(m) or telling(m) for _, _, m in members)) if NO_ATTRIBUTE.search(message) else ""
+    )
     detail = {"class": name, "lines": lines, "times": len(members)}
-    return Finding(COMPILE, 0, name, means + telling(message), known.fix if known else "", detail)
+    return Finding(COMPILE, 0, name, means + (said or telling(message)), known.fix if known else "", detail)
+
+
+def _named(message: str) -> str:
+    """A module's name that does not exist, with the nearest real ones: those of the message, else of the package."""
+    if not (match := NO_ATTRIBUTE.search(message)):
+        return ""
+    name = f"{match[1]}.{match[2]}"
+    if told := NEAREST.search(message):
+        near = told[1].split(", ")
+    else:
+        names = installed() if name.startswith(f"{ROOT}.") else None
+        near = names.nearest_given(name) if names else []
+    return f"there is no {name}" + (f", nearest: {', '.join(near[:NAMES])}" if near else "")
 
 
 def lines_of(message: str) -> list[int]:

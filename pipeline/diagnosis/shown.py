@@ -26,7 +26,8 @@ def of_failure(result: GateResult) -> Diagnosis:
         return ordered(numeric.findings(result))
     if result.gate == "compile":
         lines = result.message.splitlines()
-        split = result.code.startswith("screen.") and len(lines) > 1
+        several = result.code.startswith("screen.") or all(compile_errors.NO_ATTRIBUTE.search(line) for line in lines)
+        split = len(lines) > 1 and several
         return ordered(compile_errors.findings([(result.code, m) for m in (lines if split else [result.message])]))
     return ordered([Finding(result.gate, 0, result.code, " ".join(result.message.split())[:MAX_LINE])])
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kgen.diagnosis.api_names import installed
+from kgen.diagnosis.api_unknown import unknown_names
 from kgen.gates.compile import GATE, SHOWN_FINDINGS, CompileReport
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
 from kgen.gates.screen import screen
 from kgen.loop import cost, matrix
-from kgen.loop.api_names import installed
-from kgen.loop.api_unknown import unknown_names
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.records import BuildRecord, Candidate, GateResult, Status, to_json
 from kgen.store.candidates import CandidateFolder

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kgen.diagnosis.api_names import Names, installed
 from kgen.gates.builder.outcome import BuilderError
 from kgen.loop import matrix
-from kgen.loop.api_names import Names, installed
+from kgen.loop.building import misnamed
 from kgen.loop.lessons import FOLDER, page, retrieve
 from kgen.loop.work import Work
 from kgen.proposers.tools import Tool, ToolError, parameters
@@ -43,7 +44,8 @@ class CheckCompile:
             )
         problems = matrix.quick(work.op, work.settings)
         try:
-            report = work.gate.run(Candidate(work.op.name, arguments["source"], Origin("tool")), problems)
+            candidate = Candidate(work.op.name, arguments["source"], Origin("tool"))
+            report = misnamed(candidate.source) or work.gate.run(candidate, problems)
         except (BuilderError, StoreError) as error:
             raise ToolError(f"nothing can be compiled here: {error}") from None
         work.ledger.took("quick", report.result.seconds)
