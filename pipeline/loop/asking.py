@@ -3,6 +3,9 @@
     ask_all(proposer, request, asks, parallel) -> Answers      candidates in the order of the asks, never of the answers
 
 What one ask fails with does not lose what the others gave. Not covered: what is asked for (`plan`).
+
+`at_once` is not `building.pool`: that one waits for its threads at the end, because they write into the run's folder; a
+request to an endpoint writes nothing, cannot be stopped, and may take minutes, so an interrupt has to leave it behind.
 """
 
 import threading
