@@ -9,6 +9,7 @@ from kgen.proposers.families import (
     kda_core,
     mla_kv_append,
     mla_out_gate,
+    mla_q,
     moe_router,
     moe_shared,
     projection,
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     "kda_core": kda_core.FAMILY,
     "moe_router": moe_router.FAMILY,
     "mla_kv_append": mla_kv_append.FAMILY,
+    "mla_q": mla_q.FAMILY,
     "mla_out_gate": mla_out_gate.FAMILY,
 }
 
