@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kgen.contract import selftest
-from kgen.contract.rules import Exact
+from kgen.contract.rules import Exact, Judged, RelL2
 from kgen.contract.tensors import Role, ScalarSpec, TensorSpec
 from kgen.ops.moe_shared import MoeShared
 from kgen.records import Problem
@@ -156,3 +156,51 @@ def test_every_value_of_every_axis_is_examined_unless_the_op_refuses_it() -> Non
     points = [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}, {"a": "1", "b": "y"}]
     family = Scaled.families[0].name
     assert seen == [("nano", 8, family, p) for p in points for _ in range(2)]
+
+
+def test_a_rule_hears_both_references_and_of_one_call() -> None:
+    """The rounded one here is farther by one."""
+
+    class Told:
+        def judge(self, got: Any, stock: Any, rounded: torch.Tensor, true: torch.Tensor, steps: int) -> Judged:
+            fine = torch.equal(rounded, true + 1) and steps == 1
+            return Judged(complaint="" if fine and got.any() else "not as agreed")
+
+    class Rounding(Scaled):
+        def reference(self, problem: Problem, values: Values, rounded: bool) -> Tensors:
+            return {name: t + rounded for name, t in super().reference(problem, values, rounded).items()}
+
+        def rule(self, spec: TensorSpec) -> Any:
+            return Told()
+
+    assert complaints(Rounding()) == ()
+
+
+@pytest.mark.parametrize("name", ["y", "count"])
+def test_each_output_has_its_own_rule(name: str) -> None:
+    class Own(Scaled):
+        def stock(self, problem: Problem, compile: Any = None) -> Callable[[Values], Tensors]:
+            return lambda values: {n: t.float() * (1 + 1e-6) for n, t in self.answer(values).items()}
+
+        def rule(self, spec: TensorSpec) -> Any:
+            return Exact() if spec.name == name else RelL2(self.floor)
+
+    (line,) = complaints(Own())
+    assert line.startswith(f"scaled: the stock op itself does not pass as {name}: must equal")
+
+
+def test_an_index_need_only_move_the_result_a_little() -> None:
+    class Heavy(Scaled):
+        def inputs(self, problem: Problem, family: str, seed: int, device: str) -> dict[str, Any]:
+            made = super().inputs(problem, family, seed, device)
+            return {**made, "w": 20 * made["w"]}
+
+    assert complaints(Heavy()) == ()
+
+
+def test_what_rounding_moves_is_not_taken_for_what_an_input_moves() -> None:
+    class Rounding(ignoring("scale")):  # type: ignore[misc]
+        def reference(self, problem: Problem, values: Values, rounded: bool) -> Tensors:
+            return {n: t + 1e-9 * rounded for n, t in super().reference(problem, values, rounded).items()}
+
+    assert complaints(Rounding()) == ("scaled: the reference ignores scale",)
