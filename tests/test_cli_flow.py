@@ -90,7 +90,8 @@ def test_a_kit_is_written_and_names_what_to_do_with_it(
     assert "python kit.pyz" in out and "kgen ingest evidence.json" in out
     with zipfile.ZipFile(home / "kit.pyz") as archive:
         table = json.loads(archive.read("kit.json"))
-    assert table["run"] == made.run.id and len(table["candidates"][0]["builds"]) == 4
+    (line,) = table["runs"]
+    assert line["run"] == made.run.id and len(line["candidates"][0]["builds"]) == 4
     assert (home / "kit.pyz").stat().st_mode & 0o077 == 0
 
 
