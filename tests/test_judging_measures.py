@@ -11,7 +11,7 @@ from kgen.gates.modeleval import distance as dist
 from kgen.gates.modeleval import divergence as div
 from kgen.gates.modeleval.breach import brief, shown
 from kgen.gates.modeleval.divergence import Times
-from kgen.gates.modeleval.paired import Estimate
+from kgen.gates.modeleval.paired import Estimate, Pairs, score
 from kgen.gates.statistics import ratio_interval
 
 
@@ -57,7 +57,7 @@ def test_where_a_nan_hides_the_best_token_no_id_is_best() -> None:
 def test_hidden_rows_of_another_width_are_refused() -> None:
     x, h = torch.zeros(2, 3), torch.zeros(2, 4)
     for want in (torch.zeros(2, 1), torch.zeros(2, 5)):
-        with pytest.raises(ValueError, match="shapes differ"):
+        with pytest.raises(ValueError, match=r"shapes differ: \[2, 3\], \[2, 4\] against \[2, 3\], \[2, [15]\]"):
             dist.rows(x, h, x, want, torch.arange(2))
     with pytest.raises(ValueError, match="rows differ"):
         dist.rows(x, torch.zeros(3, 4), x, torch.zeros(3, 4), torch.arange(2))
@@ -86,6 +86,42 @@ def test_a_median_of_an_even_number_lies_between_the_middle_two() -> None:
 def test_numbers_in_the_evidence_have_four_digits_unless_they_are_endless() -> None:
     assert shown(Estimate(1.23456, -0.000123456, math.inf)) == [1.235, -0.0001235, math.inf]
     assert brief(123456.0) == 123500.0 and math.isnan(brief(math.nan))
+
+
+@pytest.mark.parametrize("alpha", [0.05])
+def test_the_bootstrap_interval_is_cut_from_its_sorted_ratios(alpha: float) -> None:
+    """800 sequences of one row each: a resample's median lies between its 400th and 401st value."""
+    mine, theirs = normal(8, 800).exp(), normal(9, 800).exp()
+    picked = torch.randint(800, (dist.RESAMPLES, 800), generator=torch.Generator().manual_seed(3))
+
+    def medians(values: torch.Tensor) -> torch.Tensor:
+        return values[picked].sort(1).values[:, 399:401].mean(1)
+
+    ratios = (medians(mine) / medians(theirs)).sort().values.tolist()
+    tail = int(alpha / 2 * 1000)
+    for at in (tail, 999 - tail):
+        assert ratios[at - 1] < ratios[at] < ratios[at + 1], "so that a neighbour would be seen"
+    got = dist.median_ratio("kl", made(range(800), mine.tolist()), made(range(800), theirs.tolist()), alpha, 3)
+    assert (got.estimate.low, got.estimate.high) == pytest.approx((ratios[tail], ratios[999 - tail]), rel=1e-12)
+
+
+# --- pairs
+
+
+@pytest.mark.parametrize("counts", [(-1, 3, 0, 0), (3, -1, 0, 0), (0, 0, -1, 5), (1, 1, 1, -2), (0, 0, 0, 0)])
+def test_pairs_have_no_negative_count_and_at_least_one_item(counts: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="at least one item and no negative count"):
+        Pairs(*counts)
+
+
+@pytest.mark.parametrize("items", [1, 4, 10_000])
+def test_the_score_of_a_difference_however_small_keeps_its_digits(items: int) -> None:
+    """Without a discordant pair it is -sqrt(n d / (1 - d)); where nothing varies it is nothing or endless."""
+    none = Pairs(0, 0, 0, items)
+    for delta in (1e-300, 1e-9, 0.25):
+        want = math.sqrt(items * delta / (1 - delta))
+        assert (score(none, delta), score(none, -delta)) == (pytest.approx(-want), pytest.approx(want))
+    assert (score(none, 0.0), score(none, 1.0), score(none, -1.0)) == (0.0, -math.inf, math.inf)
 
 
 # --- departures
