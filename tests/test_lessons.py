@@ -17,6 +17,8 @@ from kgen.loop.lessons import (
     REFUSED,
     REPAIRED,
     THROUGH,
+    TOLD,
+    TOLD_TOKENS,
     UNREPAIRED,
     Lesson,
     Link,
@@ -26,6 +28,7 @@ from kgen.loop.lessons import (
     read_all,
     retire,
     retrieve,
+    told,
 )
 from kgen.loop.population import BROKEN as STOPPED
 from kgen.loop.population import BUILT, RIGHT, STATIC, TIMED, Score, Specimen
@@ -66,8 +69,10 @@ def led(design: str, times: int = 1, kind: str = CHEAPEST) -> Observed:
     return Observed(kind, f"{design} at 1-8", times, (Link("r", "c" * 12, "numeric.pass"),), "static cost 5.00 µs")
 
 
-def taught(folder: Path, run: int, *found: Observed, op: str = "moe_shared") -> dict[str, Lesson]:
-    kept = learn(folder, op, f"2026110{run}T080000Z-x", DAY.format(run), found)
+def taught(
+    folder: Path, run: int, *found: Observed, op: str = "moe_shared", archs: tuple[str, ...] = ()
+) -> dict[str, Lesson]:
+    kept = learn(folder, op, f"2026110{run}T080000Z-x", DAY.format(run), found, archs)
     return {x.subject: x for x in kept.lessons}
 
 
@@ -201,6 +206,76 @@ def test_a_lesson_retired_by_hand_stays_so_and_contradicts_nothing(tmp_path: Pat
     for name, why in (("zzz", "x"), ("", "x"), (after["a at 1-8"].id, " ")):
         with pytest.raises(ValueError, match=r"lessons in|say why"):
             retire(tmp_path, name, why)
+
+
+def repaired(code: str, times: int = 1, kind: str = REPAIRED) -> Observed:
+    return Observed(kind, f"{code} at compile", times, ())
+
+
+def test_a_prompt_is_told_a_few_own_lessons_first_then_those_of_the_family_then_codes_of_any(tmp_path: Path) -> None:
+    taught(tmp_path, 1, led("wide"), op="mla_in_proj")
+    taught(tmp_path, 2, led("near"), op="kda_in_proj")
+    taught(tmp_path, 3, led("far"), repaired("compile.dtype"), op="attn_res")
+    lines = told(tmp_path, "mla_in_proj").splitlines()
+    assert [line.split()[1] for line in lines] == ["mla_in_proj,", "kda_in_proj,", "attn_res,"]
+    assert "design wide" in lines[0] and "design near" in lines[1] and "compile.dtype" in lines[2]
+    assert [line.split()[1] for line in told(tmp_path, "moe_router").splitlines()] == ["attn_res,"]
+
+
+def test_lessons_near_the_codes_and_architectures_of_a_run_come_first(tmp_path: Path) -> None:
+    taught(tmp_path, 1, repaired("compile.arch", 9), archs=("sm_103a",))
+    taught(tmp_path, 2, repaired("compile.dtype", 9), repaired("compile.ptxas"), archs=("sm_90a",))
+    codes = [line.split()[3] for line in told(tmp_path, "moe_shared", ("sm_90a",), "compile.ptxas").splitlines()]
+    assert codes == ["compile.ptxas", "compile.dtype", "compile.arch"]
+    first = told(tmp_path, "moe_shared", ("sm_103a",), "compile.ptxas").splitlines()[0]
+    assert "compile.arch" in first
+
+
+def test_contradicted_retired_and_undecided_lessons_are_never_told(tmp_path: Path) -> None:
+    taught(tmp_path, 1, repaired("compile.name", 3), repaired("compile.dtype"), repaired("compile.arch"))
+    lessons = taught(tmp_path, 2, repaired("compile.name", 1, UNREPAIRED), repaired("compile.dtype", 1, UNREPAIRED))
+    retire(tmp_path, next(x.id for x in lessons.values() if "compile.arch" in x.subject), "wrong")
+    said = told(tmp_path, "moe_shared")
+    assert (
+        "compile.name at compile was repaired in 3 of 4 tries" in said
+    )  # and not its rival, nor the tie, nor the third
+    assert len(said.splitlines()) == 1
+
+
+def test_what_a_prompt_is_told_keeps_to_its_budget_in_lessons_and_tokens(tmp_path: Path) -> None:
+    assert told(tmp_path, "moe_shared") == ""
+    taught(tmp_path, 1, *(repaired(f"compile.x{i}") for i in range(9)))
+    assert len(told(tmp_path, "moe_shared").splitlines()) == TOLD
+    taught(tmp_path / "long", 1, *(repaired(f"compile.{i}" + "é" * 300) for i in range(9)))
+    long = told(tmp_path / "long", "moe_shared")
+    assert 0 < len(long.encode()) / 3 <= TOLD_TOKENS and len(long.splitlines()) < TOLD
+
+
+def test_a_lesson_of_before_architectures_were_kept_is_read_and_written_as_it_was(tmp_path: Path) -> None:
+    (lesson,) = taught(tmp_path, 1, led("a")).values()
+    path = tmp_path / f"{lesson.id}.json"
+    assert "archs" not in path.read_text()
+    assert read_all(tmp_path).lessons == (lesson,)
+
+
+def test_a_run_s_questions_carry_what_earlier_runs_taught_and_keep_it(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs")
+    taught(tmp_path / "runs" / FOLDER, 1, repaired("compile.syntax", 2), led("warp-per-row"))
+    settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1,), interpret=False, rounds=2)
+    settings = replace(settings, candidates=2, patience=5).checked(OP)
+    run = begin(runs, OP, settings, "kgen propose")
+    proposer = ListProposer((BROKEN,), (BROKEN + "# again\n",))
+    work_on(run, OP, settings, proposer, tmp_path / "cache")
+    first, second = (r.situation for r in proposer.requests)
+    assert first is not None and second is not None
+    assert (first.rounds, first.per_round, first.candidates, first.patience) == (2, 1, 2, 5)
+    assert not first.timed and not first.measured and first.interpreted == ()
+    assert [p.key for p in first.ranked] == ["moe_shared/nano/t1/sm_90a"]
+    assert "design warp-per-row" in first.lessons
+    assert "compile.syntax" in second.lessons.splitlines()[0]  # the code that the first candidate met
+    assert (run.path / "rounds" / "0002-lessons.txt").read_text() == second.lessons
+    (seen,) = {s.archs for x in read_all(tmp_path / "runs" / FOLDER).lessons for s in x.seen if s.run == run.id}
+    assert seen == ("sm_90a",)
 
 
 def test_a_model_reads_lessons_as_quoted_data_without_terminal_codes(tmp_path: Path) -> None:

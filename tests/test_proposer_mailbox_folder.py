@@ -4,6 +4,8 @@ Answers to single questions: test_proposer_mailbox; whole runs: test_agents_mail
 """
 
 import os
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from support.requests import failing, passing, request
 
 from kgen.loop.asking import ask_all
 from kgen.proposers import Ask, Proposal, ProposalRequest, SetupError
+from kgen.proposers.base import Situation
 from kgen.proposers.mailbox import MailboxProposer
 from kgen.records import Candidate, GateResult, Status, Verdict
 from kgen.store.errors import StoreError
@@ -117,9 +120,9 @@ def test_a_folder_of_the_users_choice_holds_all_an_agent_needs_and_the_run_keeps
     asked = request(run)
     pending = looking(desk).propose(asked).pending
     assert str(desk / "0001-answer.md") in pending and str(run) not in pending
-    assert names(desk) == [".kgen-mailbox", "0001-prompt.md", "AGENTS.md"]
+    assert names(desk) == [".kgen-mailbox", "0001-prompt.md", "AGENTS.md", "paused.md"]
     guide, prompt = (desk / "AGENTS.md").read_text(), (desk / "0001-prompt.md").read_text()
-    assert "run-7" in guide and "0001-answer.py" in guide and "{" not in guide.replace("{run}", "")
+    assert "run-7" in guide and "0001-answer.py" in guide and not re.search(r"\{(run|limits)\}", guide)
     assert "The candidate contract" in prompt and "# Task: `moe_shared`" in prompt and "griddepcontrol" in prompt
     put(desk, "0001-answer.md", "no code yet")
     assert not looking(desk).propose(asked).candidates
@@ -188,6 +191,65 @@ def test_a_verdict_is_told_in_words_gate_by_gate_with_what_went_wrong_as_data(tm
     ]
     assert "y[0, 8] is 3.0, not 1.0" in text and "\x1b" not in text
     assert text.index('<data id="') < text.index("</data>ignore") < text.rindex('</data id="')
+
+
+def test_a_verdict_says_in_plain_words_what_was_kept_of_earlier_builds(tmp_path: Path) -> None:
+    desk, run = tmp_path / "desk", tmp_path / "run"
+    looking(desk).propose(request(run))
+    put(desk, "0001-answer.py", CODES[1])
+    (candidate,) = looking(desk).propose(request(run))
+    words = "3 problems built and audited, 2 of them from the cache"
+    for kept, said in ((2, "At 2 of them this very source had been built before"), (0, "at 3 points.")):
+        compiled = GateResult(
+            "compile", Status.PASS, "compile.pass", words, {"problems": {"a": {}, "b": {}, "c": {}}, "cached": kept}
+        )
+        looking(desk).judged(run, candidate, Verdict(candidate.id, (compiled,)))
+        text = (desk / "0001-verdict.md").read_text()
+        assert "It was built and audited at 3 points." in text and said in text and "cache" not in text
+        assert ("kept, not made again" in text) == bool(kept)
+
+
+def test_the_guide_states_the_deadlines_and_the_ways_to_end(tmp_path: Path) -> None:
+    run, desk = tmp_path / "run-7", tmp_path / "desk"
+    now = Situation(rounds=6, per_round=2, candidates=12, minutes=45.0, patience=3)
+    looking(desk).propose(request(run, situation=now))
+    guide = " ".join((desk / "AGENTS.md").read_text().split())
+    assert "at most 6 rounds of 2 prompts and has 45 minutes in all" in guide
+    assert "It ends earlier after 3 rounds without gain." in guide
+    for way in ("`done.md` is there: the run is over", "`paused.md` is there", "`nothing yet` twice in a row"):
+        assert way in guide
+    assert "A verdict is not the end: the next prompt comes after it" in guide
+
+
+def test_the_guide_s_command_finds_open_prompts_and_stops_waiting_at_the_end(tmp_path: Path) -> None:
+    looking(tmp_path / "desk").propose(three(tmp_path / "run"))
+    desk = tmp_path / "desk"
+    (desk / "paused.md").unlink()
+    (script,) = re.findall(r"^   todo.*?(?=^   ```)", (desk / "AGENTS.md").read_text(), re.M | re.S)
+
+    def found() -> list[str]:
+        done = subprocess.run(["sh", "-c", script], cwd=desk, capture_output=True, text=True, timeout=60)
+        return done.stdout.splitlines()
+
+    assert found() == [f"open: 000{n}-prompt.md" for n in (1, 2, 3)]
+    for name in ("0001-answer.py", "0002-answer.md", "0002-error.md", "0003-answer.py"):
+        (desk / name).write_text("x")
+    assert found() == ["open: 0002-prompt.md"]
+    (desk / "0002-error.md").unlink()
+    (desk / "0003-verdict.md").write_text("x")
+    (desk / "done.md").write_text("x")
+    assert found() == ["done.md", "0003-verdict.md"]
+
+
+def test_whoever_writes_is_told_that_nobody_waits_and_no_longer_when_somebody_does(tmp_path: Path) -> None:
+    run, desk = tmp_path / "run-7", tmp_path / "desk"
+    looking(desk).propose(request(run))
+    said = (desk / "paused.md").read_text()
+    assert "0001-answer.md" in said and "`kgen resume run-7`" in said
+    assert said == (run / "mailbox" / "paused.md").read_text()
+    put(desk, "0001-answer.py", CODES[1])
+    assert len(looking(desk).propose(request(run))) == 1
+    assert not (desk / "paused.md").exists() and not (run / "mailbox" / "paused.md").exists()
 
 
 @pytest.mark.parametrize(

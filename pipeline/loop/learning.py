@@ -39,7 +39,8 @@ def teach(work: Work) -> Kept | None:
     if work.settings.replay or work.settings.proposer == REPLAYS:
         return None
     found = observed(work.run.id, specimens(work))
-    return learn(work.run.path.parent / FOLDER, work.op.name, work.run.id, work.run.info.created, found)
+    folder, run = work.run.path.parent / FOLDER, work.run
+    return learn(folder, work.op.name, run.id, run.info.created, found, work.settings.archs)
 
 
 def observed(run: str, history: Sequence[Specimen]) -> tuple[Observed, ...]:

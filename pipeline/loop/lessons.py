@@ -3,6 +3,7 @@
     learn(folder, op, run, date, observed)    take in what one run showed; the same run again changes nothing
     read_all(folder) -> Kept                  every lesson, and one line for each damaged file
     retrieve(folder, op, words, most)         what is worth knowing for an op: its own lessons, then general ones
+    told(folder, op, archs, words)            the few that a prompt carries, within TOLD_TOKENS
     retire(folder, id, why)                   put a lesson out of use by hand
 
 A lesson answers a question (is this code repaired? does this design come through? which design leads at this range?).
@@ -12,12 +13,14 @@ back when runs bear them out after all, unless a person retired them. Not covere
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+from kgen.diagnosis.shown import tokens
 from kgen.records import canonical_json, one_line, sha256_bytes
+from kgen.records.codec import OPTIONAL
 from kgen.store.documents import json_bytes, read_record
 from kgen.store.durable import DURABLE, locked
 from kgen.store.errors import IntegrityError
@@ -36,6 +39,8 @@ GENERAL = (REPAIRED, UNREPAIRED)  # kinds that say something about any op
 QUESTIONS = {REPAIRED: "repair", UNREPAIRED: "repair", THROUGH: "numbers", REFUSED: "numbers"}
 AT = " at "  # between a design and its range in a subject
 LINKS, MOST = 8, 6
+TOLD, TOLD_TOKENS = 4, 400  # lessons in a prompt, and what they may take of it
+KIN = 2  # parts of a name that ops of one family share, e.g. mla_in_proj and kda_in_proj
 BY_HAND = "by hand: "
 _NAME = re.compile(r"([0-9a-f]{12})\.json")
 _WORD = re.compile(r"[a-z0-9_+.-]{2,}")
@@ -53,13 +58,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Seen:
-    """How often one run bore a lesson out; `date` is when it was begun (UTC), `words` its numbers."""
+    """How often one run bore a lesson out; `date` is when it was begun (UTC), `words` its numbers, `archs` what it
+    built for (empty in records of before they were kept)."""
 
     SCHEMA: ClassVar[str] = "kgen.lesson-seen/1"
     run: str
     date: str
     count: int
     words: str = ""
+    archs: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -122,8 +129,8 @@ def _read(path: Path) -> Lesson:
     return found
 
 
-def learn(folder: Path, op: str, run: str, date: str, observed: Iterable[Observed]) -> Kept:
-    """The lessons afterwards. What the same run showed before is replaced. Raises StoreError."""
+def learn(folder: Path, op: str, run: str, date: str, observed: Iterable[Observed], archs: Sequence[str] = ()) -> Kept:
+    """The lessons afterwards. What the same run showed before is replaced. `archs`: the run's. Raises StoreError."""
     DURABLE.make_folder(folder)
     with locked(folder):
         kept = read_all(folder)
@@ -134,7 +141,7 @@ def learn(folder: Path, op: str, run: str, date: str, observed: Iterable[Observe
             if found not in lessons and (folder / f"{found}.json").exists():
                 continue  # damaged: said, and never written over
             old = lessons.get(found) or Lesson(found, op, one.kind, one.subject, "", 0, 0, "", "", (), ())
-            lessons[found] = _with(old, Seen(run, date, one.count, one.words), one.evidence)
+            lessons[found] = _with(old, Seen(run, date, one.count, one.words, tuple(archs)), one.evidence)
         settled = _settled(lessons.values())
         for lesson in settled:
             if lesson != before.get(lesson.id):
@@ -219,6 +226,42 @@ def retrieve(folder: Path, op: str, words: str = "", most: int = MOST) -> tuple[
     usable = [x for x in read_all(folder).lessons if not x.retired and (x.op == op or x.kind in GENERAL)]
     ordered = sorted(usable, key=lambda x: (x.op != op, -len(wanted & _words(_text(x))), -x.support, x.id))
     return tuple(ordered[: max(0, min(most, MOST))])
+
+
+def told(folder: Path, op: str, archs: Collection[str] = (), words: str = "") -> str:
+    """As `page`, for a prompt: at most TOLD lessons in TOLD_TOKENS, "" without any. Foreign text: to be quoted.
+
+    The op's own first, then those of ops of its family, then on codes from any; in each those of the run's `archs`,
+    then those that share most words with `words`, then the best supported. Never retired ones, nor any that as much
+    speaks against as for. Raises StoreError.
+    """
+    wanted = _words(words)
+    found = [x for x in read_all(folder).lessons if not x.retired and x.support > x.against and _near(x, op)]
+
+    def order(x: Lesson) -> tuple[bool, bool, bool, int, int, str]:
+        shared = len(wanted & _words(_text(x)))
+        return x.op != op, not _kin(x.op, op), _elsewhere(x, archs), -shared, -x.support, x.id
+
+    lines: list[str] = []
+    for line in (_line(x) for x in sorted(found, key=order)):
+        if len(lines) < TOLD and tokens("\n".join([*lines, line])) <= TOLD_TOKENS:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _near(lesson: Lesson, op: str) -> bool:
+    """Designs say something within a family only, codes anywhere."""
+    return lesson.op == op or lesson.kind in GENERAL or _kin(lesson.op, op)
+
+
+def _kin(one: str, other: str) -> bool:
+    return one == other or len(set(one.split("_")) & set(other.split("_"))) >= KIN
+
+
+def _elsewhere(lesson: Lesson, archs: Collection[str]) -> bool:
+    """Whether it is known to come from other architectures only."""
+    known = {arch for s in lesson.seen for arch in s.archs}
+    return bool(known and archs) and not known & set(archs)
 
 
 def _text(lesson: Lesson) -> str:

@@ -23,6 +23,7 @@ from kgen.loop.proving import prove_all, settle
 from kgen.loop.ranking import costs, ordered
 from kgen.loop.replaying import recording
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
+from kgen.loop.situation import situation
 from kgen.loop.spending import PROPOSE
 from kgen.loop.stopping import Standing, stop
 from kgen.loop.tools import tools_of
@@ -136,6 +137,7 @@ class Steps:
             budget=Budget(cost_usd=left),
             round=number,
             tools=tools_of(work),
+            situation=situation(work, number, [v for _, v in judged]),
         )
 
     @property

@@ -93,6 +93,29 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What a run's questions say of the run. Nothing of a clock: asked again, a question is the same text.
+
+    `candidates`, `rounds` and `minutes` are limits of the whole run. `patience` and `roofline`: its other rules to end,
+    0 where they do not hold. `timed`: a GPU will time what is right; `measured`: it also orders a round's candidates,
+    which else the static cost at the points `ranked` does. `interpreted`: what the interpreter judges without a GPU.
+    `lessons` is foreign text.
+    """
+
+    rounds: int
+    per_round: int
+    candidates: int
+    minutes: float
+    patience: int = 0
+    roofline: float = 0.0
+    timed: bool = False
+    measured: bool = False
+    ranked: tuple[Problem, ...] = ()
+    interpreted: tuple[Problem, ...] = ()
+    lessons: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProposalRequest:
     """One question to a proposer. `deadline_s` counts from the call; `count` is how many candidates are wanted.
 
@@ -115,6 +138,7 @@ class ProposalRequest:
     round: int = 0
     taken: frozenset[str] = frozenset()
     tools: tuple[Tool, ...] = ()  # read-only; for proposers that can offer them to a model
+    situation: Situation | None = None  # of the run; None: nothing is known of it
 
 
 @dataclass(frozen=True)

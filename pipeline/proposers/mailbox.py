@@ -6,6 +6,7 @@
     <run>/mailbox/0001-error.md     what is wrong with the answer that lies there; replace the answer, it is read again
     <run>/mailbox/0001-verdict.md   what the gates said of the answer's candidate
     <run>/mailbox/done.md           the run is over, and how
+    <run>/mailbox/paused.md         nobody reads answers now, and how that is changed
 
 A round may put several questions at once; their answers come in any order and are taken together. With `folder` the
 same files lie in a folder of the user's choice, and in the run folder as the record. All state is in these files and
@@ -26,8 +27,8 @@ from pathlib import Path
 
 from kgen.proposers.answers import FormatError, extract, source_file
 from kgen.proposers.base import Proposal, ProposalRequest, Usage
-from kgen.proposers.mailbox_box import DONE, FOLDER, Box, Signature, read, refused_name, signature
-from kgen.proposers.mailbox_words import ending, verdict_page
+from kgen.proposers.mailbox_box import DONE, FOLDER, PAUSED, Box, Signature, read, refused_name, signature
+from kgen.proposers.mailbox_words import ending, limits, pause, verdict_page
 from kgen.proposers.render import Prompt, packaged
 from kgen.records import Candidate, Origin, Verdict, sha256_bytes
 
@@ -65,7 +66,7 @@ class MailboxProposer:
     def _asked(self, wanted: Sequence[tuple[ProposalRequest, int]]) -> Proposal:
         started, first = time.monotonic(), wanted[0][0]
         desk = _Desk(self._box(first.run), first)
-        desk.box.open()
+        desk.box.open(limits(first.situation) if first.situation else "")
         desk.report(first.history)
         desk.ask(wanted)
         end = started + (first.deadline_s if self.wait_s is None else min(self.wait_s, first.deadline_s))
@@ -79,6 +80,7 @@ class MailboxProposer:
                 log.info("%s", waiting)
                 told = waiting
             if time.monotonic() + POLL_S > end:
+                desk.box.tell(PAUSED, pause(first.run.name, waiting).encode())
                 return Proposal((), Usage(seconds=seconds), pending=waiting)
             time.sleep(POLL_S)
 
@@ -128,6 +130,7 @@ class _Desk:
             self.open[number] = prompt
             self.box.put(f"{number:04d}-prompt.md", f"{prompt.system}\n\n{prompt.user}".encode())
         self.box.drop(DONE)
+        self.box.drop(PAUSED)
 
     @property
     def missing(self) -> list[int]:

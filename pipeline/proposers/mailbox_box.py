@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 FOLDER = "mailbox"
 GUIDE = "AGENTS.md"
 DONE = "done.md"
+PAUSED = "paused.md"
 MARKER = ".kgen-mailbox"  # in DIR: the run that it belongs to
 SUFFIXES = (".md", ".py")  # of answers
 _NUMBERED = re.compile(r"(\d{4,})-(?:prompt|answer|error|verdict)\.(?:md|py)")
@@ -53,8 +54,11 @@ class Box:
     def path(self, number: int, what: str) -> Path:
         return self.folder / f"{number:04d}-{what}"
 
-    def open(self) -> None:
-        """Bind the outer folder to this run and leave the guide. Raises SetupError for another run's, StoreError."""
+    def open(self, limits: str = "") -> None:
+        """Bind the outer folder to this run and leave the guide, with the run's `limits` in words.
+
+        Raises SetupError for another run's, StoreError.
+        """
         run = self.record.parent.name
         if self.outside is not None:
             with storing(self.outside, "create folder"):
@@ -66,8 +70,8 @@ class Box:
                 if left := next(self._numbered(self.outside), ""):
                     raise SetupError(f"{self.outside} holds {left} already: name an empty folder")
                 DURABLE.write(self.outside / MARKER, f"{run}\n".encode())
-        text = files("kgen.proposers").joinpath("mailbox_guide.md").read_text("utf-8").replace("{run}", run)
-        self.put(GUIDE, text.encode())
+        text = files("kgen.proposers").joinpath("mailbox_guide.md").read_text("utf-8")
+        self.put(GUIDE, text.replace("{run}", run).replace("{limits}\n\n", f"{limits}\n\n" if limits else "").encode())
 
     @staticmethod
     def _numbered(folder: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from kgen.diagnosis.shown import of_failure, shown
 from kgen.diagnosis.words import cell
+from kgen.proposers.base import Situation
 from kgen.proposers.quoting import quoted
 from kgen.records import GATES, Candidate, GateResult, Status, Verdict
 
@@ -49,6 +50,7 @@ def verdict_page(candidate: Candidate, verdict: Verdict) -> str:
     lines = [f"# Candidate {candidate.id[:12]}: {state(verdict)}{where}", "", *_gates(verdict), "", _next(verdict), ""]
     if failed is not None and failed.status is Status.FAIL and (found := shown(of_failure(failed))):
         lines.append(quoted(found, "findings, most informative first"))
+    lines += [line for line in (_builds(r) for r in verdict.results) if line]
     parts = [quoted(r.message, f"message of gate {r.gate}") for r in verdict.results if _worth_quoting(r)]
     return "\n".join([*lines, *parts]).rstrip() + "\n"
 
@@ -64,9 +66,24 @@ def _gate(gate: str, result: GateResult | None) -> str:
     return f"* `{gate}` ({QUESTION[gate]}): {said}"
 
 
+def _builds(result: GateResult) -> str:
+    """What the compile gate did, in plain words instead of its own; "" for any other result."""
+    problems, kept = result.evidence.get("problems"), result.evidence.get("cached", 0)
+    if result.gate != "compile" or not result.passed or not isinstance(problems, Mapping):
+        return ""
+    said = f"It was built and audited at {len(problems)} {'point' if len(problems) == 1 else 'points'}."
+    if isinstance(kept, int) and kept > 0:
+        said += (
+            f" At {kept} of them this very source had been built before, by the quick check of this round or an earlier"
+            " try: that build and its audit were kept, not made again."
+        )
+    return f"{said}\n"
+
+
 def _worth_quoting(result: GateResult) -> bool:
     """What went wrong, and what a gate that ran measured; why one did not run is no news for a writer."""
-    return bool(result.message.strip()) and (result.status in (Status.FAIL, Status.ERROR) or result.passed)
+    said = result.status in (Status.FAIL, Status.ERROR) or result.passed
+    return said and bool(result.message.strip()) and not _builds(result)
 
 
 def _next(verdict: Verdict) -> str:
@@ -78,6 +95,32 @@ def _next(verdict: Verdict) -> str:
         "incomplete": "It was set aside for better ones of its round. Other designs may do better.",
     }
     return words[state(verdict)]
+
+
+def limits(now: Situation) -> str:
+    """How long the run goes on at most, for the guide."""
+    rounds, each = _of(now.rounds, "round"), _of(now.per_round, "prompt")
+    ends = [f"after {_of(now.patience, 'round')} without gain"] if now.patience else []
+    ends += [f"when a candidate reaches {now.roofline:g} of the roofline"] if now.roofline else []
+    if not ends:
+        ends = ["with the first candidate that comes as far as this machine can take it"]
+    return (
+        f"Deadlines: the run asks in at most {rounds} of {each} and has {now.minutes:g} minutes in all. Your writing"
+        f" counts, time in which kgen does not run does not. It ends earlier {' or '.join(ends)}.\n"
+        "A prompt has no deadline of its own: it stays open until it is answered or those minutes are over."
+    )
+
+
+def _of(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def pause(run: str, waiting: str) -> str:
+    """paused.md. `waiting`: what has still to be written."""
+    return (
+        f"# kgen waits no longer\n\nNobody reads answers now. Still open: {waiting}.\n\n"
+        f"Answers that are written now count when a person goes on with the run: `kgen resume {run}`.\n"
+    )
 
 
 def ending(run: str, outcome: str, why: str) -> str:

@@ -19,8 +19,8 @@ import jinja2
 from kgen.contract import Op
 from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
 from kgen.gates.rates import MEASURED
-from kgen.proposers import techniques
-from kgen.proposers.base import ProposalRequest
+from kgen.proposers import constants, techniques
+from kgen.proposers.base import ProposalRequest, Situation
 from kgen.proposers.feedback import feedback
 from kgen.proposers.quoting import quoted
 from kgen.records import Problem, canonical_json, sha256_bytes
@@ -67,7 +67,10 @@ class PromptSet:
 
     def prompt(self, request: ProposalRequest, index: int = 1) -> Prompt:
         """The prompt for candidate `index` of `request.count`; which template depends on the history."""
-        chosen = feedback(request.history, request.points, request.ask)
+        now = request.situation
+        measured, small = now is not None and now.measured, request.op.pack.small
+        chosen = feedback(request.history, request.points, request.ask, request.costs, measured, small)
+        by_op = techniques.chosen(request.op, self.pages, request.archs)
         alone = request.ask is not None and request.ask.count == 1
         values = {
             "op": op_values(request),
@@ -75,9 +78,11 @@ class PromptSet:
             "notes": self._notes(request),
             "index": request.ask.index if request.ask and alone else index,
             "count": request.ask.of if request.ask and alone else request.count,
+            "situation": situation_values(request, now) if now is not None else None,
+            "answer": techniques.answering(chosen.classes, self.pages, request.archs, by_op),
             **chosen.values,
         }
-        guide = "\n".join(self.pages[name] for name in ("guide.md", *techniques.chosen(request.op, self.pages)))
+        guide = "\n".join([self.pages["guide.md"], *(techniques.text(self.pages[name]) for name in by_op)])
         system = self.render("system.md", {"guide": guide})
         return Prompt(chosen.template, system, self.render(chosen.template, values), self.sha256)
 
@@ -115,7 +120,10 @@ def op_values(request: ProposalRequest) -> dict[str, Any]:
         "title": op.title,
         "formulas": op.doc.strip(),
         "tensors": [_tensor(t) for t in op.tensors],
-        "scalars": [{"name": s.name, "dtype": s.dtype, "doc": s.doc} for s in op.scalars],
+        "scalars": [{"name": s.name, "dtype": s.dtype, "doc": s.doc, "typical": f"{s.sample:g}"} for s in op.scalars],
+        "constants": ", ".join(f"{name} = {v:.9g}" for name, v in constants.of_formulas(type(op)).items()),
+        "small": op.pack.small if op.pack.small in names else "",
+        "served": _served(op, names),
         "exact": ", ".join(t.name for t in op.tensors if t.exact),
         "symbols": symbols,
         "dims": [{"name": n, "sizes": [op.dims[n][s] for s in symbols]} for n in names],
@@ -126,6 +134,33 @@ def op_values(request: ProposalRequest) -> dict[str, Any]:
         "costs": _costs(op, problems),
         "read_rate": f"{READ_RATE / 1e12:g}",
     }
+
+
+def _served(op: Op, listed: Sequence[str]) -> str:
+    """The dims that are served, with their sizes where the task's table does not have them."""
+    sizes = {n: ", ".join(f"{s} {v}" for s, v in op.dims[n].items()) for n in op.dims if n != op.pack.small}
+    return "; ".join(f"`{n}`" if n in listed else f"`{n}` ({said})" for n, said in sizes.items())
+
+
+def situation_values(request: ProposalRequest, now: Situation) -> dict[str, Any]:
+    """The run as template values."""
+    return {
+        **vars(now),
+        "round": max(1, request.round),
+        "judged": len(request.history),
+        "minutes": f"{now.minutes:g}",
+        "interpreted": _where(now.interpreted),
+        "ranked": _where(now.ranked),
+        "ranked_small": {p.dims for p in now.ranked} == {request.op.pack.small},
+    }
+
+
+def _where(problems: Sequence[Problem]) -> str:
+    """e.g. `nano` at tokens 1, 4."""
+    found: dict[str, list[int]] = {}
+    for p in problems:
+        found.setdefault(p.dims, []).append(p.tokens)
+    return "; ".join(f"`{name}` at tokens {', '.join(map(str, dict.fromkeys(n)))}" for name, n in found.items())
 
 
 def _tensor(t: Any) -> dict[str, str]:
