@@ -135,7 +135,7 @@ def _map(texts: dict[str, str], keep: bool) -> Cover:
 
 
 def _tried(todo: Sequence[Mutant], texts: dict[str, str], lines: Cover, results: dict[str, str], end: float) -> None:
-    session = Session(test_files())
+    session, looking = Session(test_files()), lines.idle()
     known = forks.functions(list(MODULES))
     gc.freeze()  # forks then share what they do not write
     for number, mutant in enumerate(todo):
@@ -143,6 +143,8 @@ def _tried(todo: Sequence[Mutant], texts: dict[str, str], lines: Cover, results:
             say(f"out of time: {len(todo) - number} not tried; go on with --again")
             break
         names = lines.ordered((n for n in _reached(mutant, texts, lines) if n in session.items), BUDGET)
+        if not mutant.function:  # a constant: who looks at values only is the quickest to see it
+            names = tuple(sorted(names, key=lambda n: n not in looking))
         seconds = [lines.seconds[n] for n in names]
         began = time.monotonic()
 
