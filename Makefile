@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help propose test deep mutation bench-agent lint wheel clean
+.PHONY: help propose test deep mutation fuzz bench-agent exploits-gpu runner-faults-gpu ptx-truth-gpu lint wheel clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -18,6 +18,7 @@ MUTATION_ARGS ?=
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
+GPU_ARGS ?=
 
 BIN := $(VENV)/bin
 export PYTHON
@@ -29,6 +30,9 @@ help:
 	@echo "make mutation                mutate the judging code and see that tests notice (MUTATION_ARGS='--again')"
 	@echo "make fuzz                    fuzz every parser for FUZZ_SECONDS each, and write the record"
 	@echo "make bench-agent             run the loop's benchmark, and put the rows of these prompts into its record"
+	@echo "make exploits-gpu            on a GPU: run what candidates may try there again, and write the record"
+	@echo "make runner-faults-gpu       on a GPU: the same for kernels that fault or hang"
+	@echo "make ptx-truth-gpu           on a GPU: the same for the interpreter's kernels"
 	@echo "make lint                    ruff and mypy"
 	@echo "make wheel                   build a wheel into dist/"
 	@echo "make clean                   remove $(VENV) and what builds leave"
@@ -62,6 +66,16 @@ fuzz: $(VENV)/.dev
 
 bench-agent: $(VENV)/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/kgen bench-agent --record benchmarks/agent.json $(BENCH_ARGS)
+
+# Elsewhere: GPU_ARGS='pack FILE.pyz' makes what a GPU host runs, GPU_ARGS='take RESULT' takes in what it wrote
+exploits-gpu: $(VENV)/.dev
+	@PYTHONPATH=tests $(BIN)/python -W ignore -m support.again exploits $(GPU_ARGS)
+
+runner-faults-gpu: $(VENV)/.dev
+	@PYTHONPATH=tests $(BIN)/python -W ignore -m support.again runner-faults $(GPU_ARGS)
+
+ptx-truth-gpu: $(VENV)/.dev
+	@PYTHONPATH=tests $(BIN)/python -W ignore -m support.again ptx-truth $(GPU_ARGS)
 
 # mypy cannot follow an editable install, so it gets an installed copy; `build/` would leak deleted modules into it
 lint: $(VENV)/.dev

@@ -3,8 +3,9 @@
     silicon(Path.cwd(), current) -> Silicon | None      None outside a checkout, or in one without such cases
 
 A case is stale when a file that its kernel's text comes from, the contract of its op, or the gate contract is another
-one than the record says. That what the GPU found is what the cases name, and that the machine code is that of the
-texts, is what the checkout's own tests show. Not covered: the compiler's release.
+one than the record says, and so is a case that waits for its first measurement. That what the GPU found is what the
+cases name, and that the machine code is that of the texts, is what the checkout's own tests show. Not covered: the
+compiler's release.
 """
 
 import json
@@ -19,15 +20,13 @@ from kgen.store.paths import checkout
 
 CASES = Path("tests/exploits/gpu")
 RECORD = CASES / "h200.json"
-AGAIN = (
-    "cd tests && python -m exploits.gpu.pack ../exploits_gpu.pyz; on a GPU host: python3 exploits_gpu.pyz "
-    "result.json.xz; then here: python -m exploits.gpu.compare result.json.xz"
-)
+AGAIN = "make exploits-gpu, on a machine with a GPU (docs/threat-model.md tells how without a checkout there)"
+WAITS = "not measured yet"
 
 
 @dataclass(frozen=True)
 class Silicon:
-    """`gpu` is empty before one was asked. `stale`: why, by case."""
+    """`gpu` is empty before one was asked. `cases`: on record, and waiting. `stale`: why, by case."""
 
     gpu: str
     cases: int
@@ -40,7 +39,7 @@ class Silicon:
             return f"exploit cases: {self.cases} measured on {self.gpu}, all of the sources as they are"
         first, why = next(iter(self.stale.items()))
         others = f" ({', '.join(list(self.stale)[1:])} as well)" if len(self.stale) > 1 else ""
-        head = f"exploit cases: {len(self.stale)} of {self.cases} measured on {self.gpu} are stale"
+        head = f"exploit cases: {len(self.stale)} of {self.cases}, measured on {self.gpu}, are to be run again"
         return f"{head}: {first}, {why}{others}; next: {AGAIN}"
 
 
@@ -54,6 +53,7 @@ def silicon(start: Path, current: Current) -> Silicon | None:
     try:
         found = json.loads((root / RECORD).read_text(encoding="utf-8"))
         why = {key: _stale(one, root, current) for key, one in found["cases"].items()}
+        why |= {str(key): WAITS for key in found["waiting"]}
         return Silicon(str(found["environment"]["gpu"]), len(why), {key: said for key, said in why.items() if said})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{root / RECORD} is no record of exploit cases ({error}); next: {AGAIN}") from None

@@ -74,13 +74,18 @@ def _packed(piece: Piece) -> bytes:
     return lzma.compress(piece.data, format=lzma.FORMAT_XZ, filters=filters)
 
 
+def carry(out: Path, pythons: Sequence[str] = PYTHONS, flavours: Sequence[str] = FLAVOURS) -> str:
+    """Builds and packs every case; a line about the file."""
+    cases = {key: make(key) for key in MAKERS}
+    made = build(cases.values())
+    size = pack(out, cases, {key: made[key] for key in cases}, cache_path(), pythons, flavours)
+    return f"{out}: {len(cases)} cases, {size / (1 << 20):.1f} MiB"
+
+
 def main(arguments: Sequence[str]) -> str:
     if len(arguments) != 1:
         return "usage: python -m ptx_truth.pack OUT.pyz"
-    cases = {key: make(key) for key in MAKERS}
-    made = build(cases.values())
-    size = pack(Path(arguments[0]), cases, {key: made[key] for key in cases}, cache_path())
-    sys.stdout.write(f"{arguments[0]}: {len(cases)} cases, {size / (1 << 20):.1f} MiB\n")
+    sys.stdout.write(carry(Path(arguments[0])) + "\n")
     return ""
 
 

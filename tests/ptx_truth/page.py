@@ -13,10 +13,7 @@ from ptx_truth.entries import Case
 HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "ptx-truth.md"
 MEASURED, SILICON = HERE / "h200.json", HERE / "h200.silicon.json.xz"
-AGAIN = (
-    "cd tests && python -m ptx_truth.pack truth.pyz; on the GPU host: python3 truth.pyz result.json.xz; "
-    "then here: python -m ptx_truth.compare result.json.xz"
-)
+AGAIN = "make ptx-truth-gpu, on a machine with a GPU"
 HEAD = """# The PTX interpreter against a GPU
 
 The same objects, as the compiler wrote them, on the same inputs: run on an H200, and as PTX by the interpreter
@@ -27,6 +24,10 @@ the last bits of approximate functions, in the order of float atomics, in whethe
 the output's format; both sides must lie in it, and where it is a single number they must agree. Every other difference
 is red. Written by `python -m ptx_truth.compare`; a test compares it with the sources, and the interpreter of today with
 what the GPU wrote then, for cases drawn anew each time.
+
+To measure again, on a machine with a GPU: `make ptx-truth-gpu`. For a GPU host without a checkout:
+`make ptx-truth-gpu GPU_ARGS='pack cases.pyz'`, there `python3 cases.pyz result.json.xz`, and here
+`make ptx-truth-gpu GPU_ARGS='take result.json.xz'`.
 """
 MACHINE = """{gpu}, driver {driver}, CUDA {cuda}, torch {torch}; objects built by nvidia-cutlass-dsl {compiler}.
 {cases} cases, {outputs} outputs: {equal} equal to the bit, {bounded} within their bounds, {red} red.
@@ -55,7 +56,7 @@ def _plan(cases: list[Case]) -> str:
         "|---|---|---|---|",
     ]
     lines += [f"| {c.key} | {c.kind} | {len(c.calls)} | {', '.join(c.outputs)} |" for c in cases]
-    return "\n".join(lines) + f"\n\nTo measure: `{AGAIN}`.\n"
+    return "\n".join(lines) + "\n"
 
 
 def _table(cases: list[Case], found: Mapping[str, Any]) -> str:

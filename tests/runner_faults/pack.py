@@ -39,12 +39,17 @@ def pack(
     return write(out, carried, {"right": RIGHT, "kernels": kernels}, pieces)
 
 
+def carry(out: Path, pythons: Sequence[str] = PYTHONS, flavours: Sequence[str] = FLAVOURS) -> str:
+    """Builds and packs every kernel; a line about the file."""
+    made = build(cache_path())
+    size = pack(out, made, cache_path(), pythons, flavours)
+    return f"{out}: {len(made)} kernels, {size / (1 << 20):.1f} MiB"
+
+
 def main(arguments: Sequence[str]) -> str:
     if len(arguments) != 1:
         return "usage: python -m runner_faults.pack OUT.pyz"
-    made = build(cache_path())
-    size = pack(Path(arguments[0]), made, cache_path())
-    sys.stdout.write(f"{arguments[0]}: {len(made)} kernels, {size / (1 << 20):.1f} MiB\n")
+    sys.stdout.write(carry(Path(arguments[0])) + "\n")
     return ""
 
 
