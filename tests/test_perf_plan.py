@@ -193,3 +193,22 @@ def test_every_format_can_be_rolled(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]]).to(dtype)
     assert rolled(tensor, 1).double().tolist() == [[4.0, 1.0, 2.0], [32.0, 8.0, 16.0]]
     assert rolled(tensor, 1).dtype == dtype
+
+
+def test_a_padded_count_that_is_a_bin_itself_is_timed_once() -> None:
+    moe = REGISTRY.get("moe_shared")
+
+    class Doubled(type(moe)):  # type: ignore[misc]
+        pack = replace(moe.pack, padded=(12, 16))
+
+    assert perf.counts(Doubled(), 16) == (16, 12)
+
+
+def test_what_the_runner_keeps_of_an_op_with_states_is_counted_in_bytes() -> None:
+    """y is 2 x 256 bf16; s is 5 slots x 2 heads x 128 x 128 f32 and conv 5 x 768 x 3 bf16. A graph makes 24 calls."""
+    op = REGISTRY.get("kda_core")
+    (job,) = perf.make_jobs(op, [stock_spec(op.problem("nano", 2, "sm_90a"))], (), {GRAPH: 3})[:1]
+    states = 5 * 2 * 128 * 128 * 4 + 5 * 768 * 3 * 2
+    assert perf._output_bytes(op, job, "cpu", 0) == 3 * 24 * (2 * 256 * 2) + states
+    assert perf._output_bytes(op, job, "cpu", 4 * states) == 3 * 24 * (2 * 256 * 2) + 4 * states
+    assert perf._output_bytes(op, job, "cpu", 999 * states) == 3 * 24 * (2 * 256 * 2 + states)
