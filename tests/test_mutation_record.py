@@ -2,8 +2,8 @@
 
 The record names the text of each module that it was made of by hash. A module that has changed since is no failure
 here: its score is then that of an older text, `make mutation` makes it anew, and what this test holds fast is that the
-record is whole and that no module that was tried whole is below its mark. An entry of the list that names no mutant of
-an unchanged module is a failure.
+record is whole and that no module is below its mark. Functions that drive a process or a GPU and judge nothing are
+counted apart, and have no mark. An entry of the list that names no mutant of an unchanged module is a failure.
 """
 
 import hashlib

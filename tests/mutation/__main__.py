@@ -70,6 +70,8 @@ def main(arguments: Sequence[str]) -> int:
         say(line)
     if not chosen.module:
         record.write(body)
+        for line in record.page(body):
+            say(line)
     return 0 if all((body["modules"][m]["score"] or 0) >= record.LEAST for m in chosen.module or MODULES) else 1
 
 

@@ -113,5 +113,17 @@ def table(body: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def page(body: Mapping[str, Any]) -> list[str]:
+    """The rows of the table in docs/gates.md."""
+    lines = [
+        "| area | mutants | killed | change nothing | alive | not tried | killed of those tried |",
+        "|---|" + "---:|" * 6,
+    ]
+    for area, row in body["areas"].items():
+        counts = (row["mutants"], row["killed"], row["equivalent"], row["survivors"], row["not_tried"])
+        lines.append(f"| {area} | {' | '.join(map(str, counts))} | {row['score']:.1%} |")
+    return lines
+
+
 def write(body: Mapping[str, Any]) -> None:
     RECORD.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
