@@ -20,6 +20,7 @@ from kgen.loop.rounds import read_rounds
 from kgen.loop.steps import State, Steps
 from kgen.loop.work import Work
 from kgen.records import GATES
+from kgen.store import IntegrityError, StoreError
 
 CHECKPOINT = "graph.sqlite"
 NODES_A_ROUND = 7
@@ -48,8 +49,13 @@ def build(steps: Steps, saver: SqliteSaver) -> Graph:
 
 
 def drive(work: Work) -> str:
-    """Run the loop to its end, from wherever it was; returns why it ended."""
+    """Run the loop to its end, from wherever it was; returns why it ended.
+
+    Raises IntegrityError where a folder has the checkpoint's name, StoreError where no database can be kept there.
+    """
     path, steps = work.run.path / CHECKPOINT, Steps(work)
+    if folder := next((p for p in _files(path) if p.is_dir()), None):
+        raise IntegrityError(f"{folder} is a folder, where the run keeps a file: move it away, nothing is lost with it")
     rounds = max(work.settings.rounds, len(read_rounds(work.run))) + 1
     config: RunnableConfig = {
         "configurable": {"thread_id": work.run.id},
@@ -63,7 +69,7 @@ def drive(work: Work) -> str:
                 saver.delete_thread(work.run.id)
     except UNREADABLE:  # damaged within, or of another LangGraph
         _remove(path)
-    with _saver(path) as saver:
+    with _keeping(path), _saver(path) as saver:
         final = build(steps, saver).invoke(None if goes_on else steps.resumed(), config, durability="sync")
     return str(final["over"])
 
@@ -92,7 +98,20 @@ def _saver(path: Path) -> Iterator[SqliteSaver]:
         yield saver
 
 
+@contextmanager
+def _keeping(path: Path) -> Iterator[None]:
+    """SQLite names no file when the file system refuses."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StoreError(path, f"cannot keep {path}: {error}; see to room and rights there, then resume") from error
+
+
 def _remove(path: Path) -> None:
-    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+    for file in _files(path):
         with suppress(FileNotFoundError):
-            path.with_name(name).unlink()
+            file.unlink()
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    return path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")

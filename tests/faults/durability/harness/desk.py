@@ -63,8 +63,11 @@ class Desk:
     def drop(self, root: Path) -> None:
         shutil.rmtree(root.parent)
 
-    def points(self, name: str, total: int, ways: int, few: int = BETWEEN) -> list[tuple[int, int]]:
-        """Which of the points 0 .. total - 1 are tried, each in which way: all, or the ends and a few between."""
+    def points(self, name: str, total: int, ways: int, few: int = BETWEEN, step: int = 1) -> list[tuple[int, int]]:
+        """Which of the points 0 .. total - 1 are tried, each in which way: all, or the ends and a few between.
+
+        `step`: only each so many of them.
+        """
         chosen = [(at, way) for at in range(total) for way in range(ways)]
         if not self.every:
             drawn = random.Random(f"{SEED} {name}")
@@ -74,6 +77,7 @@ class Desk:
             tried = [0, *sorted(between), *range(max(1, total - tail), total)]
             both = tried[-TAIL:] if ways <= 2 else []
             chosen = [(at, way) for at in tried for way in (range(ways) if at in both else [drawn.randrange(ways)])]
+        chosen = chosen[::step]
         self.tried[name] += len(chosen)
         return chosen
 

@@ -46,7 +46,8 @@ class Command:
         got = stage.run(Order("commands", whole, orders))
         assert got.status == 0 and got.value == self.expected[self.what], got
         end = lasting(whole)
-        for at, way in desk.points(f"kgen {self.what} {self.ways}", got.count, len(self.ways), SAMPLE)[:: self.step]:
+        name = f"kgen {self.what} {self.ways}"
+        for at, way in desk.points(name, got.count, len(self.ways), SAMPLE, self.step):
             how, number = self.ways[way]
             root = desk.copy(template)
             order = Order("commands", root, orders, how=how, at=at, errno=number)
