@@ -3,10 +3,16 @@
     python benchmarks/scale.py [--workers 1 2 4] [--candidates 8] [--executor local|ray] [--record FILE]
 
 Each line is a run of the real loop over the same candidates of `search`, with an empty cache: every candidate is
-screened, built with its two mutants, audited, and judged in the PTX interpreter. `own_ms` is the wall time by candidate
-in which no build, no recorder and no interpreter was running: with one worker, what kgen itself adds. `own_cpu_ms` is
-the CPU time of kgen's own process, which other software on the machine does not change much; the load average before
-each run is part of the record. With `ray`, both are those of the machine that asks.
+screened, built with its two mutants, audited, and judged in the PTX interpreter. All figures in ms are by candidate:
+
+    own_ms        CPU time of kgen's own process, all its threads, outside of what `starting_ms` holds
+    starting_ms   CPU time of the same process while it starts builders, recorders and interpreters and waits for them
+    sync_ms       wall time inside fsync, which is the disk's
+    wall_ms       wall time without anything of others and without fsync: with one worker, what is not overlapped
+
+CPU time does not grow when other software waits for the same cores, as wall time does; it still grows somewhat with
+shared caches, so the load average before each run is part of the record. Not in any of them: the first run of the
+process, which imports. With `ray`, all are those of the machine that asks.
 """
 
 import argparse
@@ -17,9 +23,11 @@ import platform
 import pstats
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,40 +48,68 @@ OP = "moe_shared"
 PLACES: tuple[tuple[Any, str], ...] = (  # others' time
     *((Builder, "build"), (Recorder, "__init__"), (Recorder, "record"), (host, "_run")),
 )
-Spans = list[tuple[float, float]]
+SYNC: tuple[tuple[Any, str], ...] = ((os, "fsync"),)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A call: start and end in seconds, and the CPU time that its own thread took for it."""
+
+    start: float
+    stop: float
+    cpu: float
 
 
 @contextmanager
-def watched() -> Iterator[Spans]:
-    """When a process that was started for a candidate was running; start and end, in seconds."""
-    spans: Spans = []
-    before = [getattr(owner, name) for owner, name in PLACES]
+def watched(places: Sequence[tuple[Any, str]]) -> Iterator[list[Span]]:
+    """The calls of these functions."""
+    spans: list[Span] = []
+    before = [getattr(owner, name) for owner, name in places]
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
-            started = time.monotonic()
+            started, cpu = time.monotonic(), time.thread_time()
             try:
                 return function(*args, **more)
             finally:
-                spans.append((started, time.monotonic()))
+                spans.append(Span(started, time.monotonic(), time.thread_time() - cpu))
 
         return call
 
-    for (owner, name), function in zip(PLACES, before, strict=True):
+    for (owner, name), function in zip(places, before, strict=True):
         setattr(owner, name, timed(function))
     try:
         yield spans
     finally:
-        for (owner, name), function in zip(PLACES, before, strict=True):
+        for (owner, name), function in zip(places, before, strict=True):
             setattr(owner, name, function)
 
 
-def covered(spans: Spans) -> float:
+@contextmanager
+def profiled() -> Iterator[list[cProfile.Profile]]:
+    """Profiles by CPU time, one of each thread that runs meanwhile."""
+    profiles: list[cProfile.Profile] = []
+
+    def begin_thread(*_: Any) -> None:
+        profile = cProfile.Profile(time.thread_time)
+        profiles.append(profile)
+        profile.enable()
+
+    threading.setprofile(begin_thread)
+    begin_thread()
+    try:
+        yield profiles
+    finally:
+        profiles[0].disable()
+        threading.setprofile(None)
+
+
+def covered(spans: Sequence[Span]) -> float:
     """Seconds in which at least one of them lasted."""
     total, end = 0.0, 0.0
-    for start, stop in sorted(spans):
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
+    for span in sorted(spans, key=lambda s: s.start):
+        total += max(0.0, span.stop - max(span.start, end))
+        end = max(end, span.stop)
     return total
 
 
@@ -85,16 +121,22 @@ def measure(workers: int, candidates: int, executor: str, folder: Path) -> dict[
     run = begin(Runs(folder / "runs"), op, settings, "benchmarks/scale.py")
     load = os.getloadavg()[0]
     place = executor_of(executor, workers=workers)
-    with watched() as spans:
+    with watched(PLACES) as others, watched(SYNC) as syncs:
         started, before = time.monotonic(), time.process_time()
         ended = work_on(run, op, settings, SearchProposer(), folder / "cache", executor=place)
         seconds, cpu = time.monotonic() - started, time.process_time() - before
     came = [v for f in run.folders() if (v := f.verdict()) is not None and v.result(GATES[1]) is not None]
     row = {"executor": executor, "workers": workers, "candidates": len(came), "outcome": ended.outcome}
     row |= {"seconds": round(seconds, 2), "per_minute": round(60.0 * len(came) / seconds, 2)}
-    own = (seconds - covered(spans)) / max(1, len(came))
-    row |= {"own_ms": round(1000 * own, 1), "own_cpu_ms": round(1000 * cpu / max(1, len(came)), 1)}
-    return {**row, "load": round(load, 2)}
+    count, waiting = max(1, len(came)), sum(span.cpu for span in others)
+    parts = {
+        "own_ms": cpu - waiting,
+        "starting_ms": waiting,
+        "sync_ms": sum(span.stop - span.start for span in syncs),
+        "wall_ms": seconds - covered([*others, *syncs]),
+    }
+    row |= {name: round(1000 * value / count, 1) for name, value in parts.items()}
+    return {**row, "syncs": round(len(syncs) / count, 1), "load": round(load, 2)}
 
 
 def machine() -> dict[str, Any]:
@@ -116,19 +158,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as warm:  # imports, and the files of Python and of the compiler
         measure(1, 1, "local", Path(warm))
     for workers in chosen.workers:
-        with tempfile.TemporaryDirectory() as folder:
-            profile = cProfile.Profile()
-            if chosen.profile:
-                profile.enable()
+        with tempfile.TemporaryDirectory() as folder, profiled() if chosen.profile else nullcontext() as profiles:
             rows.append(measure(workers, chosen.candidates, chosen.executor, Path(folder)))
-            profile.disable()
         sys.stdout.write(json.dumps(rows[-1]) + "\n")
-        if chosen.profile:
-            pstats.Stats(profile, stream=sys.stdout).sort_stats("cumulative").print_stats(45)
-    if chosen.record:
-        words = " ".join(["python benchmarks/scale.py", *sys.argv[1:]])
-        body = {"op": OP, "command": words, "machine": machine(), "runs": rows}
-        chosen.record.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        if profiles:
+            pstats.Stats(*profiles, stream=sys.stdout).sort_stats("tottime").print_stats(60)
+        if chosen.record:
+            write(chosen.record, rows)
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """After every row, whole: a run that is cut short leaves what it had."""
+    words = " ".join(["python benchmarks/scale.py", *sys.argv[1:]])
+    body = {"op": OP, "command": words, "machine": machine(), "runs": rows}
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,14 @@ COUNTED = {
     "pdl_wait": r"griddepcontrol\.wait\b",
     "pdl_launch": r"griddepcontrol\.launch_dependents\b",
 }
+PATTERNS = {name: re.compile(pattern) for name, pattern in COUNTED.items()}
+HEADS = re.compile(r"ld|st|mma|wgmma|tcgen05|cp|bar|shfl|atom|red|griddepcontrol")  # what a counted line begins with
 INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*(?:\s|;).*)$")
 
 
 def facts(text: str) -> dict[str, int]:
     """Counts by name over all kernels; `instructions` counts every instruction line; zero counts are left out."""
     lines = [m[1] for line in text.splitlines() if (m := INSTRUCTION.match(line))]
-    counts = {name: sum(1 for line in lines if re.match(pattern, line)) for name, pattern in COUNTED.items()}
+    told = [line for line in lines if HEADS.match(line)]
+    counts = {name: sum(1 for line in told if pattern.match(line)) for name, pattern in PATTERNS.items()}
     return {"instructions": len(lines), **{name: n for name, n in counts.items() if n}}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
-from kgen.gates.parsing import UNPARSABLE, parse
+from kgen.gates.parsing import UNPARSABLE, every, parse
 
 ROOT = "cutlass"
 GENERATED = "._mlir"  # bindings, large and for the package's own use
@@ -60,11 +60,11 @@ class Package:
 
     def may_have(self, module: str, word: str) -> bool:
         """False only where the module certainly has no such attribute."""
-        if word == "*" or word.startswith("__") or self._lies(f"{module}.{word}"):
+        if word == "*" or word.startswith("__") or self.read(module).lazy:
             return True
-        if self.read(module).lazy:
+        if any(m.open or word in m.bound or word in (m.public or ()) for m in self._closure(module)):
             return True
-        return any(m.open or word in m.bound or word in (m.public or ()) for m in self._closure(module))
+        return self._lies(f"{module}.{word}")
 
     def follow(self, module: str, word: str, depth: int = DEPTH) -> str | None:
         """The module that `module.word` is, None where it is none, or where that cannot be told."""
@@ -184,7 +184,7 @@ class Package:
             name: None for node in unseen for name, _ in _bindings(node, home) if name != "*"
         }
         bound = hidden | bound
-        nodes = list(ast.walk(tree)) if TELLING.search(text) else []
+        nodes = every(tree) if TELLING.search(text) else []
         bound |= {name: None for node in nodes if isinstance(node, ast.Global) for name in node.names}
         looped, made = _run_time(tree, nodes)
         bound |= dict.fromkeys(looped)
@@ -261,7 +261,7 @@ def _run_time(tree: ast.Module, nodes: list[ast.AST]) -> tuple[set[str], bool]:
         if not (isinstance(loop, ast.For) and isinstance(loop.target, ast.Name)):
             continue
         over = literals.get(loop.iter.id) if isinstance(loop.iter, ast.Name) else _words_of(loop.iter)
-        for node in ast.walk(loop):
+        for node in every(loop):
             key = node.slice if isinstance(node, ast.Subscript) else None
             if over and isinstance(node, ast.Subscript) and isinstance(key, ast.Name) and key.id == loop.target.id:
                 harmless.add(id(node.value))
@@ -293,7 +293,7 @@ def _words_of(node: ast.expr) -> set[str]:
 
 def _all(tree: ast.Module, text: bytes) -> frozenset[str] | None:
     """`__all__` where it is bound once, to a literal."""
-    if text.count(b"__all__") > 1 and sum(isinstance(n, ast.Name) and n.id == "__all__" for n in ast.walk(tree)) > 1:
+    if text.count(b"__all__") > 1 and sum(isinstance(n, ast.Name) and n.id == "__all__" for n in every(tree)) > 1:
         return None
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None

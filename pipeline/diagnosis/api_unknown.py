@@ -11,12 +11,12 @@ when a source first names it.
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kgen.diagnosis.api_modules import ROOT, Package
 from kgen.diagnosis.api_names import Names
-from kgen.gates.parsing import UNPARSABLE, parse
+from kgen.gates.parsing import UNPARSABLE, every, parse
 
 Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
 
@@ -46,12 +46,12 @@ def unknown_names(source: str, names: Names) -> tuple[Unknown, ...]:
 
 
 def _missing(tree: ast.Module, package: Package) -> Iterator[tuple[int, str]]:
-    nodes = list(_outside_try(tree))
+    nodes = every(tree)
     aliases: dict[str, set[str]] = defaultdict(set)  # name -> modules that the source imports under it
-    own = _own_names(tree)
-    asked = {word for node in ast.walk(tree) if isinstance(node, ast.Call) for word in _asked_for(node)}
+    own = _own_names(nodes)
+    asked = {word for node in nodes if isinstance(node, ast.Call) for word in _asked_for(node)}
     given = set()  # modules that the source imports itself are attributes of those above them
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 given.add(alias.name)
@@ -62,14 +62,17 @@ def _missing(tree: ast.Module, package: Package) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 module = package.follow(node.module or "", alias.name) if not node.level else None
                 aliases[alias.asname or alias.name].add(module or "")
-    for node in nodes:
+    chains: dict[tuple[str, ...], int] = {}  # -> the first line
+    for node in _outside_try(tree) if any(isinstance(node, ast.Try | ast.TryStar) for node in nodes) else nodes:
         if isinstance(node, ast.ImportFrom) and not node.level and package.has_module(node.module or ""):
             module = node.module or ""
             for alias in node.names:
                 if not package.may_have(module, alias.name) and not package.read(module).paths:
                     yield node.lineno, f"{module}.{alias.name}"
-        chain = _chain(node)
-        if not chain or chain[0] in own or len(aliases.get(chain[0], ())) != 1:
+        if isinstance(node, ast.Attribute) and (chain := _chain(node)):
+            chains[chain] = min(node.lineno, chains.get(chain, node.lineno))
+    for chain, line in chains.items():
+        if chain[0] in own or len(aliases.get(chain[0], ())) != 1:
             continue
         here = next(iter(aliases[chain[0]]))
         for word in chain[1:]:
@@ -80,7 +83,7 @@ def _missing(tree: ast.Module, package: Package) -> Iterator[tuple[int, str]]:
                 break
             if not package.may_have(here, word):
                 if word not in asked:
-                    yield getattr(node, "lineno", 0), f"{here}.{word}"
+                    yield line, f"{here}.{word}"
                 break
             here = package.follow(here, word) or ""
 
@@ -95,22 +98,22 @@ def _outside_try(node: ast.AST) -> Iterator[ast.AST]:
             yield from _outside_try(child)
 
 
-def _chain(node: ast.AST) -> list[str]:
-    """["cute", "arch", "lane_idx"] of `cute.arch.lane_idx` that is read, else nothing."""
+def _chain(node: ast.AST) -> tuple[str, ...]:
+    """("cute", "arch", "lane_idx") of `cute.arch.lane_idx` that is read, else nothing."""
     words: list[str] = []
     if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)):
-        return words
+        return ()
     inner: ast.expr = node
     while isinstance(inner, ast.Attribute):
         words.append(inner.attr)
         inner = inner.value
-    return [*reversed([*words, inner.id])] if isinstance(inner, ast.Name) else []
+    return (inner.id, *reversed(words)) if isinstance(inner, ast.Name) else ()
 
 
-def _own_names(tree: ast.AST) -> set[str]:
+def _own_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Everything that the source binds other than by an import, in any scope."""
     own: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             own.add(node.id)
         elif isinstance(node, ast.arg):

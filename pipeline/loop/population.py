@@ -5,11 +5,12 @@ Not covered: what is asked of them (`plan`).
 """
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kgen.gates.parsing import UNPARSABLE, parse
+from kgen.gates.parsing import UNPARSABLE, children, parse
 from kgen.records import GATES
 
 NOVEL = 0.35  # structural distance to everything kept from which a right candidate is kept although it is no best
@@ -180,6 +181,7 @@ def last_gain(history: Iterable[Specimen]) -> int:
     return when
 
 
+@functools.lru_cache(maxsize=256)  # every round asks again for all candidates of the run
 def shape(source: str) -> frozenset[str]:
     """The structure of a source: which kinds of node stand in which, and the names that it calls. Numbers and names of
     its own do not count, so two points of one template are the same shape."""
@@ -188,12 +190,17 @@ def shape(source: str) -> frozenset[str]:
     except UNPARSABLE:
         return frozenset(re.findall(r"[A-Za-z_]\w+", source))
     found: set[str] = set()
-    for node in ast.walk(tree):
+    pairs: set[tuple[type, type]] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
         if isinstance(node, ast.Call):
             found.add(f"call {_dotted(node.func)}")
-        inner = (c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.expr_context))
-        found.update(f"{type(node).__name__}>{type(child).__name__}" for child in inner)
-    return frozenset(found)
+        for child in children(node):
+            if not isinstance(child, ast.expr_context):
+                pairs.add((type(node), type(child)))
+                todo.append(child)
+    return frozenset(found | {f"{above.__name__}>{below.__name__}" for above, below in pairs})
 
 
 def _dotted(node: ast.expr) -> str:

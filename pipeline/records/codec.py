@@ -6,6 +6,7 @@ Not covered: migration between schema versions (an unknown version is refused wi
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -109,7 +110,7 @@ def from_json(cls: type[R], value: Any, where: str = "") -> R:
         raise RecordError(f"{where}: expected a JSON object, got {type(value).__name__}")
     body = dict(value)
     _check_schema(cls, body.pop("schema", None), where)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     out: dict[str, Any] = {}
     for field in dataclasses.fields(cast(Any, cls)):
         if field.name in body:
@@ -119,6 +120,9 @@ def from_json(cls: type[R], value: Any, where: str = "") -> R:
     if body:
         raise RecordError(f"{where}: unknown field {sorted(body)[0]!r:.80}")
     return cls(**out)
+
+
+_hints = functools.cache(typing.get_type_hints)  # it reads the annotations anew every time
 
 
 def _check_schema(cls: type, found: Any, where: str) -> None:
