@@ -47,12 +47,17 @@ def main(arguments: Sequence[str]) -> int:
         "--share", type=float, default=1.0, help="part of each module's mutants, drawn with a fixed seed"
     )
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after so long; --again goes on")
+    parser.add_argument(
+        "--also", action="append", type=Path, default=[], help="results.json of another run, e.g. in a second checkout"
+    )
     parser.add_argument("--listed", action="store_true", help="try those that are listed as equivalent too")
     parser.add_argument("--lines", action="store_true", help="only print the survivors of the last run")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     WORK.mkdir(exist_ok=True)
     texts, results = sources(), _results(fresh=not (chosen.again or chosen.alive or chosen.lines))
+    for path in chosen.also:
+        _taken_over(path, results)
     everything = [m for module, text in texts.items() for m in mutants(module, text)]
     if chosen.lines:
         _show(everything, results)
@@ -104,14 +109,28 @@ def _of_text(module: str, texts: dict[str, str]) -> str:
 
 
 def _days(texts: dict[str, str]) -> dict[str, str]:
-    """The day on which a mutant of each module's text was tried last."""
-    known: dict[str, str] = json.loads(DAYS.read_text()) if DAYS.exists() else {}
+    """The last day on which a mutant of each module's text was tried."""
+    known = _noted(DAYS)
     return {module: known.get(_of_text(module, texts), "") for module in texts}
 
 
-def _note_day(module: str, texts: dict[str, str]) -> None:
-    known: dict[str, str] = json.loads(DAYS.read_text()) if DAYS.exists() else {}
-    DAYS.write_text(json.dumps({**known, _of_text(module, texts): time.strftime("%Y-%m-%d", time.gmtime())}))
+def _note(module: str, day: str) -> None:
+    known = _noted(DAYS)
+    DAYS.write_text(json.dumps({**known, module: max(day, known.get(module, ""))}))
+
+
+def _noted(path: Path) -> dict[str, str]:
+    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return known
+
+
+def _taken_over(path: Path, results: dict[str, str]) -> None:
+    """Results of a run elsewhere, which name the text that they belong to; a kill anywhere is a kill."""
+    for key, got in json.loads(path.read_text()).items():
+        if results.get(key) not in (forks.KILLED, forks.TIMEOUT):
+            results[key] = got
+    for module, day in _noted(path.with_name(DAYS.name)).items():
+        _note(module, day)
 
 
 def _results(fresh: bool) -> dict[str, str]:
@@ -160,7 +179,7 @@ def _tried(todo: Sequence[Mutant], texts: dict[str, str], lines: Cover, results:
                 continue
         results[_id(mutant, texts)] = got
         if number == 0 or todo[number - 1].module != mutant.module or number + 1 == len(todo):
-            _note_day(mutant.module, texts)
+            _note(_of_text(mutant.module, texts), time.strftime("%Y-%m-%d", time.gmtime()))
         if got == forks.ALIVE or number % 50 == 0:
             say(f"{number + 1}/{len(todo)} {got} {time.monotonic() - began:.1f} s, {len(names)} tests: {mutant.key}")
         if number % 20 == 0:
