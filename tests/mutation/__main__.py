@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--also", action="append", type=Path, default=[], help="results.json of another run, e.g. in a second checkout"
     )
+    parser.add_argument("--files", default="", help="with --alive: only tests of files of this pattern, e.g. new ones")
     parser.add_argument("--listed", action="store_true", help="try those that are listed as equivalent too")
     parser.add_argument("--lines", action="store_true", help="only print the survivors of the last run")
     chosen = parser.parse_args(arguments)
@@ -67,8 +69,9 @@ def main(arguments: Sequence[str]) -> int:
     todo = [m for m in todo if results.get(_id(m, texts)) not in (forks.KILLED, forks.TIMEOUT)]
     todo = [m for m in todo if chosen.listed or m.key not in listed]
     todo = [m for m in todo if not chosen.alive or results.get(_id(m, texts)) == forks.ALIVE]
-    lines = _map(texts, keep=chosen.again or chosen.alive)
-    _tried(todo, texts, lines, results, time.monotonic() + 60 * chosen.minutes)
+    files = [f for f in test_files() if not (chosen.alive and chosen.files) or fnmatch(f.name, chosen.files)]
+    lines = _map(texts, files, keep=chosen.again or chosen.alive)
+    _tried(todo, texts, Session(files), lines, results, time.monotonic() + 60 * chosen.minutes)
     by_key = {m.key: results[_id(m, texts)] for m in everything if _id(m, texts) in results}
     body = record.summed(everything, record.Tried(by_key, _days(texts)), texts, chosen.share, SEED)
     for line in record.table(body):
@@ -138,15 +141,15 @@ def _results(fresh: bool) -> dict[str, str]:
     return known
 
 
-def _map(texts: dict[str, str], keep: bool) -> Cover:
+def _map(texts: dict[str, str], files: list[Path], keep: bool) -> Cover:
     """In a fork, since it puts probes into the code. With `keep`, only test files that have changed run again."""
-    path = WORK / "cover.json"
+    path = WORK / ("cover.json" if files == test_files() else "cover-of-some.json")
     if not keep:
         path.unlink(missing_ok=True)
     if (pid := os.fork()) == 0:
         status = 1
         try:
-            cover(test_files(), texts, path, say)
+            cover(files, texts, path, say)
             status = 0
         finally:
             os._exit(status)
@@ -155,8 +158,15 @@ def _map(texts: dict[str, str], keep: bool) -> Cover:
     return Cover.load(path)
 
 
-def _tried(todo: Sequence[Mutant], texts: dict[str, str], lines: Cover, results: dict[str, str], end: float) -> None:
-    session, looking = Session(test_files()), lines.idle()
+def _tried(
+    todo: Sequence[Mutant],
+    texts: dict[str, str],
+    session: Session,
+    lines: Cover,
+    results: dict[str, str],
+    end: float,
+) -> None:
+    looking = lines.idle()
     known = forks.functions(list(MODULES))
     gc.freeze()  # forks then share what they do not write
     for number, mutant in enumerate(todo):
