@@ -35,7 +35,8 @@ def test_the_page_says_how_many_answers_were_refused() -> None:
     found = [v for path in RUNS for f in Run(path).folders() if (v := f.verdict()) is not None]
     states = Counter("refused" if v.failed is not None and v.failed.status is Status.FAIL else "staged" for v in found)
     assert all(v.staged for v in found if v.failed is None)
-    words = "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+    words += ("thirteen", "fourteen", "fifteen", "sixteen")
     page = " ".join((AGENTS / "README.md").read_text(encoding="utf-8").split())
     refused = states["refused"]
     said = f"{words[refused].capitalize()} {'answer' if refused == 1 else 'answers'} of {words[len(found)]}"
