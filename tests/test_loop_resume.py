@@ -1,6 +1,7 @@
 """Real `kgen propose` processes, killed or interrupted at several stages: a resume repeats nothing finished."""
 
 import json
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from support.loops import FORBIDDEN, SMALL, kgen, killed_when, only_json, record
 
 from kgen.loop.plans import read_plans
 from kgen.loop.rounds import read_rounds
-from kgen.store import Run
+from kgen.store import Run, Runs
 
 COUNT = 5  # candidates: enough that a kill finds some done and some not
 
@@ -87,6 +88,25 @@ def test_ctrl_c_marks_the_run_and_resumes_take_it_up_one_at_a_time(tmp_path: Pat
     check_whole(run)
     after = stamps(run)
     assert {k: after[k] for k in before} == before
+
+
+def test_what_an_interrupt_prints_takes_up_that_run_as_it_is_printed(tmp_path: Path) -> None:
+    """The run lies elsewhere than where runs are looked for, under a name with a blank."""
+    process = started(tmp_path, "propose", "--op", "moe_shared", *SMALL, "--proposer", "mailbox", "--runs", "my runs")
+    for _ in range(2):
+        assert process.stderr is not None
+        while not (told := process.stderr.readline()).startswith("run "):
+            assert told, process.wait()
+        (run,) = Runs(tmp_path / "my runs").list()
+        assert told == f"run {run.id} in {run.path}\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        _, found, command = err.splitlines()[-1].partition("interrupted; what was finished is kept: kgen ")
+        assert found and run.id in command
+        process = started(tmp_path, *shlex.split(command))
+    process.kill()
+    process.communicate()
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class Stopped(Exception):
 
 _signalled = threading.Event()  # a signal asked this command to stop
 _when = [0.0]  # by the monotonic clock
+_next = [""]  # what takes up the run at hand
 
 ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
@@ -86,6 +87,7 @@ def run(app: typer.Typer, argv: Sequence[str]) -> int:
     output.as_json, output.emitted = "--json" in argv, False
     output.tolerate()
     _signalled.clear()
+    taken_up_by("")
     if unreadable := next((text for text in (*argv, *_places()) if not _is_text(text)), ""):
         return complain(f"{unreadable!r} is not UTF-8 and cannot be recorded: give that path another name", USAGE)
     if threading.current_thread() is threading.main_thread():
@@ -118,11 +120,17 @@ def _is_text(argument: str) -> bool:
     return not any("\ud800" <= c <= "\udfff" for c in argument)
 
 
+def taken_up_by(command: str) -> None:
+    """From here on an interrupt tells this command, which goes on with what it broke off; "" for none."""
+    _next[:] = [command]
+
+
 def _interrupted() -> int:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):  # an impatient second one finds nothing left to stop
             signal.signal(number, signal.SIG_IGN)
-    return complain("interrupted; what was finished is kept: kgen resume latest", INTERRUPTED)
+    kept = f"; what was finished is kept: {_next[-1]}" if _next[-1] else ""
+    return complain(f"interrupted{kept}", INTERRUPTED)
 
 
 def _stopped(signum: int, frame: FrameType | None) -> None:

@@ -260,6 +260,7 @@ def drive(
     from kgen.loop.session import work_on
     from kgen.store import set_path
 
+    boundary.taken_up_by(f"kgen resume {run.id}{where}")
     if not quiet:
         output.say(f"run {run.id} in {run.path}")
     with Watcher(quiet) as watcher:
@@ -270,7 +271,7 @@ def drive(
     if ended.outcome == "promotable" and promote:
         from kgen.cli.sets import promote_run
 
-        promote_run(run, "", kernels, cache, trust=False, json=json)
+        promote_run(run, "", kernels, cache, trust=False, json=json, where=where)
     elif json:
         from kgen.report import as_json
 

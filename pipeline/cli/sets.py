@@ -17,6 +17,7 @@ from kgen.cli.common import (
     find_candidate,
     find_op,
     find_run,
+    places,
 )
 
 if TYPE_CHECKING:
@@ -57,11 +58,14 @@ def promote(
     json: JsonOption = False,
 ) -> None:
     """Put a promotable kernel with its objects and evidence into the set, in one step."""
-    promote_run(find_run(run, runs), candidate, kernels, cache_at(cache), trust, json)
+    where = places(runs, kernels, cache)
+    promote_run(find_run(run, runs), candidate, kernels, cache_at(cache), trust, json, where)
 
 
-def promote_run(run: "Run", candidate: str, kernels: str, cache: Path, trust: bool, json: bool) -> None:
-    """Raises Refused with the reason when the case does not suffice."""
+def promote_run(
+    run: "Run", candidate: str, kernels: str, cache: Path, trust: bool, json: bool, where: str = ""
+) -> None:
+    """Raises Refused with the reason when the case does not suffice. `where`: as `places` gives it."""
     from kgen.promotion import gather
     from kgen.promotion import promote as promote_case
     from kgen.report import read
@@ -69,7 +73,7 @@ def promote_run(run: "Run", candidate: str, kernels: str, cache: Path, trust: bo
 
     document = read(run, find_op(run.info.op))
     if not candidate and document.subject is None:
-        raise boundary.Stopped(f"run {run.id} has no candidate; next: {document.next_command}")
+        raise boundary.Stopped(f"run {run.id} has no candidate; next: {document.next_command}{where}")
     name = candidate or (document.subject.folder if document.subject else "")
     place = target(kernels)
     case = gather(find_candidate(run, name), objects_in(cache))

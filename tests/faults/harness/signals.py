@@ -74,5 +74,5 @@ class Interrupted:
         assert run.state in ("interrupted", "finished")
         if self.signals > 1 and not run.info.outcome:
             return "not marked"  # where the blows fell is chance, and so are the exit status and the line
-        said = "" if "kgen resume" in done.err and "Traceback" not in done.err else ", untidy"
+        said = "" if f"kgen resume {run.id}" in done.err and "Traceback" not in done.err else ", untidy"
         return f"exit {done.exit}, {run.info.outcome or 'not marked'}{said}"
