@@ -32,6 +32,11 @@ def test_an_op_with_mxfp4_weights_gets_the_page_on_decoding_them_first() -> None
     assert f"{FOLDER}mxfp4.md" not in chosen(REGISTRY.ops["attn_res"], PAGES)[:1]
 
 
+@pytest.mark.parametrize("op", ["moe_shared", "moe_router", "mla_in_proj", "oproj_partial", "lm_head_argmax"])
+def test_an_op_that_multiplies_by_a_bf16_matrix_gets_the_page_on_that_first(op: str) -> None:
+    assert chosen(REGISTRY.ops[op], PAGES)[0] == f"{FOLDER}mma-registers.md"
+
+
 @pytest.mark.parametrize("op", sorted(REGISTRY.ops))
 def test_the_pages_of_an_op_are_within_the_budget_and_not_all_of_them(op: str) -> None:
     picked = chosen(REGISTRY.ops[op], PAGES)

@@ -53,6 +53,8 @@ def words_of(op: Op) -> set[str]:
     said = set(_WORD.findall(f"{op.name.replace('_', ' ')} {op.title} {op.doc}".lower()))
     if any(t.role is Role.WEIGHT for t in op.tensors):
         said |= {"weights", "bandwidth"}
+    if any(t.role is Role.WEIGHT and t.dtype == "bf16" and len(t.shape) == 2 for t in op.tensors):
+        said |= {"gemm", "matmul", "skinny"}
     if any(t.role is Role.WEIGHT and t.dtype == "u8" for t in op.tensors):
         said |= {"mxfp4", "e2m1", "e8m0", "scale", "nibble"}
     return said
