@@ -8,10 +8,12 @@ from kgen.proposers.families import (
     dense_mlp,
     kda_core,
     lm_head_argmax,
+    mla_dcp_merge,
     mla_decode,
     mla_kv_append,
     mla_out_gate,
     mla_q,
+    moe_experts,
     moe_router,
     moe_shared,
     projection,
@@ -27,11 +29,13 @@ FAMILIES: dict[str, Family] = {
     "attn_res": attn_res.FAMILY,
     "kda_core": kda_core.FAMILY,
     "moe_router": moe_router.FAMILY,
+    "moe_experts": moe_experts.FAMILY,
     "lm_head_argmax": lm_head_argmax.FAMILY,
     "mla_decode": mla_decode.FAMILY,
     "mla_kv_append": mla_kv_append.FAMILY,
     "mla_q": mla_q.FAMILY,
     "mla_out_gate": mla_out_gate.FAMILY,
+    "mla_dcp_merge": mla_dcp_merge.FAMILY,
 }
 
 __all__ = ["FAMILIES", "FIXED", "Choice", "Family", "Limit", "Space", "Variant", "Whole", "render"]
