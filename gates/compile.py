@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from kgen.contract import DTYPES, Op
 from kgen.gates.artefacts import Artefact
-from kgen.gates.audit import limits, ptx
+from kgen.gates.audit import limits, phases, ptx
 from kgen.gates.audit import object as objects
 from kgen.gates.audit.cubin import Cubin
 from kgen.gates.audit.object import AuditError
@@ -295,6 +295,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "design": record.design,
         "workspaces": to_json(record.workspaces),
         "ptx": dict(record.ptx),
+        "phases": [] if record.defect else phases.facts(outcome.artefact.ptx),
         "launches": [
             {
                 "kernel": launch.kernel,

@@ -52,6 +52,8 @@ def test_what_compiles_is_told_with_its_registers_and_is_not_built_again(work: W
     problems = matrix.quick(work.op, work.settings)
     report = work.gate.run(Candidate(OP.name, source("tried"), Origin("openai")), problems)
     assert report.result.passed and work.gate.built == before
+    (facts,) = report.result.evidence["problems"].values()
+    assert {p["kernel"] for p in facts["phases"]} == {launch["kernel"] for launch in facts["launches"]}
 
 
 def test_trying_leaves_no_candidate_and_no_verdict_in_the_run(work: Work) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kgen.diagnosis import phases
 from kgen.diagnosis.findings import PERF, Finding
 from kgen.diagnosis.occupancy import SMS, limits, resident
 from kgen.diagnosis.words import cell
@@ -23,7 +24,7 @@ def findings(problems: Mapping[str, Any], points: Sequence[PerfPoint]) -> list[F
             launches = [x for x in facts["launches"] if isinstance(x, Mapping)]
             found += [_launch(key, x) for x in launches if _whole(x)]
             found += _instructions(key, facts.get("ptx"))
-    return found
+    return [*found, *phases.findings(problems, points, READ)]
 
 
 def _point(p: PerfPoint) -> Finding:
