@@ -7,7 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.loops import FORBIDDEN, SMALL, kgen, killed_when, only_json, recording, source, stamps, started, the_run
+from support.loops import (
+    FORBIDDEN,
+    SECONDS,
+    SMALL,
+    kgen,
+    killed_when,
+    only_json,
+    recording,
+    source,
+    stamps,
+    started,
+    the_run,
+)
 
 from kgen.loop.plans import read_plans
 from kgen.loop.rounds import read_rounds
@@ -92,21 +104,20 @@ def test_ctrl_c_marks_the_run_and_resumes_take_it_up_one_at_a_time(tmp_path: Pat
 
 def test_what_an_interrupt_prints_takes_up_that_run_as_it_is_printed(tmp_path: Path) -> None:
     """The run lies elsewhere than where runs are looked for, under a name with a blank."""
-    process = started(tmp_path, "propose", "--op", "moe_shared", *SMALL, "--proposer", "mailbox", "--runs", "my runs")
+    words = ["propose", "--op", "moe_shared", *SMALL, "--proposer", "mailbox", "--runs", "my runs"]
     for _ in range(2):
+        process = started(tmp_path, *words)
         assert process.stderr is not None
         while not (told := process.stderr.readline()).startswith("run "):
             assert told, process.wait()
         (run,) = Runs(tmp_path / "my runs").list()
         assert told == f"run {run.id} in {run.path}\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=SECONDS)
         assert process.returncode == 130
         _, found, command = err.splitlines()[-1].partition("interrupted; what was finished is kept: kgen ")
         assert found and run.id in command
-        process = started(tmp_path, *shlex.split(command))
-    process.kill()
-    process.communicate()
+        words = shlex.split(command)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
