@@ -353,3 +353,10 @@ def test_a_view_that_differs_is_named_with_its_settings() -> None:
     (breach,) = rules_tokens.sampling(DRAWS, EAGER, mine, drawn(flat, flat, flat, flat)).breaches
     assert "with stock, by ranks at settings 1 (p = " in breach.message and "ids" not in breach.message
     assert breach.message.endswith("; allowed p 2.5e-05") and GRAPH not in breach.message
+
+
+def test_a_cell_that_one_side_reached_once_counts() -> None:
+    flat, once = [100, 100, 100, 0], [100, 100, 100, 1]
+    found = rules_tokens.sampling(DRAWS, EAGER, drawn(once, flat, flat, flat), drawn(flat, flat, flat, flat))
+    (first, *others) = (statistic for statistic, _, _ in found.numbers["statistic_freedom_p"])
+    assert first > 0 and others == [0.0, 0.0, 0.0]
