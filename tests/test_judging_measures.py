@@ -79,6 +79,8 @@ def test_a_median_of_an_even_number_lies_between_the_middle_two() -> None:
     stock = made([0, 0, 0, 0], [1, 1, 1, 1])
     assert dist.median_ratio("kl", made([0, 0, 0, 0], [1, 9, 2, 4]), stock).estimate == Estimate(3.0, 0.0, math.inf)
     assert dist.block_ratios(made([0, 0, 0, 0], [1, 9, 2, 4]), stock).tolist() == [3.0]
+    odd = dist.median_ratio("kl", made([0, 0, 0], [1, 9, 4]), made([0, 0, 0], [1, 1, 1]))
+    assert odd.estimate == Estimate(4.0, 0.0, math.inf)
     endless = made([0, 0, 0, 0], [1, math.inf, math.inf, math.inf])
     assert dist.block_ratios(endless, stock).tolist() == [math.inf]
 
