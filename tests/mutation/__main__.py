@@ -51,7 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--also", action="append", type=Path, default=[], help="results.json of another run, e.g. in a second checkout"
     )
-    parser.add_argument("--files", default="", help="with --alive: only tests of files of this pattern, e.g. new ones")
+    parser.add_argument(
+        "--files", default="*", help="only tests of files of this pattern: what lives through them is as before"
+    )
     parser.add_argument("--listed", action="store_true", help="try those that are listed as equivalent too")
     parser.add_argument("--lines", action="store_true", help="only print the survivors of the last run")
     chosen = parser.parse_args(arguments)
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     todo = [m for m in todo if results.get(_id(m, texts)) not in (forks.KILLED, forks.TIMEOUT)]
     todo = [m for m in todo if chosen.listed or m.key not in listed]
     todo = [m for m in todo if not chosen.alive or results.get(_id(m, texts)) == forks.ALIVE]
-    files = [f for f in test_files() if not (chosen.alive and chosen.files) or fnmatch(f.name, chosen.files)]
+    files = [f for f in test_files() if fnmatch(f.name, chosen.files)]
     lines = _map(texts, files, keep=chosen.again or chosen.alive)
     _tried(todo, texts, Session(files), lines, results, time.monotonic() + 60 * chosen.minutes)
     by_key = {m.key: results[_id(m, texts)] for m in everything if _id(m, texts) in results}
@@ -166,7 +168,7 @@ def _tried(
     results: dict[str, str],
     end: float,
 ) -> None:
-    looking = lines.idle()
+    looking, whole = lines.idle(), set(session.paths) == set(test_files())
     known = forks.functions(list(MODULES))
     gc.freeze()  # forks then share what they do not write
     for number, mutant in enumerate(todo):
@@ -187,7 +189,8 @@ def _tried(
             except forks.Changed as error:
                 say(f"not tried: {error}")
                 continue
-        results[_id(mutant, texts)] = got
+        if got != forks.ALIVE or whole:
+            results[_id(mutant, texts)] = got
         if number == 0 or todo[number - 1].module != mutant.module or number + 1 == len(todo):
             _note(_of_text(mutant.module, texts), time.strftime("%Y-%m-%d", time.gmtime()))
         if got == forks.ALIVE or number % 50 == 0:

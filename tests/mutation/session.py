@@ -40,9 +40,10 @@ class Outcomes:
 
 
 class Session:
-    """Collects once; `items` by node id."""
+    """Collects these files once; `items` by node id."""
 
     def __init__(self, files: Iterable[Path]) -> None:
+        self.paths = tuple(files)
         phases = [Phase.explicit, Phase.generate]  # a failure need not be made small
         settings.register_profile(
             "mutation",
@@ -53,7 +54,7 @@ class Session:
             suppress_health_check=list(HealthCheck),
         )
         settings.load_profile("mutation")
-        arguments = [*OPTIONS, *PLUGINS, "-o", "addopts=", "--rootdir", str(ROOT), *map(str, files)]
+        arguments = [*OPTIONS, *PLUGINS, "-o", "addopts=", "--rootdir", str(ROOT), *map(str, self.paths)]
         arguments += [word for name in SKIPPED for word in ("--deselect", name)]
         self.config = _configured(arguments)
         self.outcomes = Outcomes()
