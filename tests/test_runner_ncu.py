@@ -1,11 +1,10 @@
-"""Nsight Compute's CSV in its documented form, and every reason for a skip."""
+"""Nsight Compute's CSV in its documented form, its options, and every reason for a skip."""
 
-import shutil
-import sys
+from pathlib import Path
 
 import pytest
 
-from kgen.gates.runner.ncu import METRICS, collect, command, judged, parsed
+from kgen.gates.runner.ncu import METRICS, judged, parsed, wrap
 
 CSV = """==PROF== Connected to process 12
 ==PROF== Profiling "k1": 0%....100% - 4 passes
@@ -34,23 +33,12 @@ def test_values_come_by_kernel_and_metric_without_the_line_of_units() -> None:
     ],
 )
 def test_what_prevents_it_is_a_reason_to_skip(out: str, errors: str, words: str) -> None:
-    profile = judged(out, errors, 1)
+    profile = judged(out, errors, "done")
     assert words in profile.skipped and not profile.kernels
 
 
-def test_the_command_asks_for_every_metric_once_and_runs_the_program() -> None:
-    made = command("ncu", ["python", "x.py"])
-    assert made[made.index("--metrics") + 1].split(",") == list(METRICS)
-    assert made[-2:] == ["python", "x.py"] and len(METRICS) == 25
-
-
-@pytest.mark.skipif(shutil.which("ncu") is not None, reason="ncu is installed")
-def test_without_ncu_it_is_a_skip() -> None:
-    assert collect([sys.executable, "-c", ""]).skipped == "ncu is not installed"
-
-
-@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu and a GPU")
-def test_a_real_run_gives_metrics_or_says_why_not() -> None:
-    program = [sys.executable, "-c", "import torch; print(torch.ones(1 << 20, device='cuda').sum().item())"]
-    profile = collect(program)
-    assert profile.skipped or all("gpu__time_duration.sum" in metrics for metrics in profile.kernels.values())
+def test_the_command_asks_for_every_metric_once_of_the_calls_that_are_marked(tmp_path: Path) -> None:
+    made = wrap("ncu", tmp_path / "log")
+    assert made[0] == "ncu" and made[made.index("--metrics") + 1].split(",") == list(METRICS) and len(METRICS) == 25
+    assert made[made.index("--profile-from-start") + 1] == "off"
+    assert made[made.index("--log-file") + 1] == str(tmp_path / "log")

@@ -19,6 +19,7 @@ KINDS: Mapping[str, str] = {  # job kind -> module:function(job, out) -> result
     "perf": "kgen.gates.runner.perf:run",
     "decode": "kgen.gates.runner.decode_job:run",
     "rank": "kgen.gates.runner.rank:run",
+    "counted": "kgen.gates.runner.counted:run",
 }
 PR_SET_PDEATHSIG = 1
 

@@ -1,19 +1,18 @@
-"""Nsight Compute, where it is installed and may read counters: the command, its CSV, and why it is skipped.
+"""Nsight Compute, where it is installed and may read counters: its options, its CSV, and why it is skipped.
 
 Off the clock: a profiled run is never a timed one, and what goes wrong here is a skip, never a failure of a gate.
-Not covered: what the numbers mean for a design, and which program is profiled (the caller's `program`).
+Not covered: what the numbers mean for a design, and which program is profiled (gates/counters.py, runner/counted.py).
 """
 
 import csv
 import io
 import math
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 PERMISSION = "ERR_NVGPUCTRPERM"
-SECONDS = 300.0
+LAUNCHES = 8  # profiled at most
 METRICS: Mapping[str, tuple[str, str]] = {  # name -> unit as --print-units base has it, what it means
     "gpu__time_duration.sum": ("ns", "time of the kernel under the profiler"),
     "dram__bytes_read.sum": ("byte", "read from memory"),
@@ -51,27 +50,19 @@ class Profile:
     skipped: str = ""
 
 
-def command(ncu: str, program: Sequence[str], launches: int = 8) -> list[str]:
-    """Whole kernels are replayed; clocks and caches are left as they are, as in a decode step."""
+def wrap(ncu: str, log: Path, launches: int = LAUNCHES) -> list[str]:
+    """What goes before a program: only launches between cudaProfilerStart and Stop count, the CSV goes into `log`.
+
+    Whole kernels are replayed; clocks and caches are left as they are, as in a decode step.
+    """
     options = ["--csv", "--page", "raw", "--print-units", "base", "--replay-mode", "kernel", "--clock-control", "none"]
-    options += ["--cache-control", "none", "--target-processes", "all", "--launch-count", str(launches)]
-    return [ncu, *options, "--metrics", ",".join(METRICS), *program]
+    options += ["--cache-control", "none", "--target-processes", "all", "--profile-from-start", "off"]
+    options += ["--launch-count", str(launches), "--log-file", str(log)]
+    return [ncu, *options, "--metrics", ",".join(METRICS)]
 
 
-def collect(program: Sequence[str], seconds: float = SECONDS) -> Profile:
-    """Profiles a program. Whatever prevents it is the reason of a skip."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        return Profile(skipped="ncu is not installed")
-    try:
-        done = subprocess.run(command(ncu, program), capture_output=True, text=True, timeout=seconds, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Profile(skipped=f"ncu did not run: {type(error).__name__}")
-    return judged(done.stdout, done.stderr, done.returncode)
-
-
-def judged(out: str, errors: str, status: int) -> Profile:
-    """What a run of ncu came to."""
+def judged(out: str, errors: str, status: str) -> Profile:
+    """What a run of ncu came to, by its own file, what was printed beside it, and how the program ended."""
     if PERMISSION in out + errors:
         return Profile(skipped="this user may not read the GPU's counters (ERR_NVGPUCTRPERM)")
     kernels = parsed(out)

@@ -71,6 +71,9 @@ StopRoofline = Annotated[
 Interpret = Annotated[
     bool, typer.Option("--interpret/--no-interpret", help="Without a GPU, check numbers in the PTX interpreter.")
 ]
+CountersOption = Annotated[
+    bool, typer.Option("--counters", help="Read hardware counters of finalists with Nsight Compute, off the clock.")
+]
 Unsafe = Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox; never promotable.")]
 
 
@@ -116,6 +119,7 @@ def propose(
     ray_address: RayAddressOption = "",
     workers: WorkersOption = 0,
     promote: Annotated[bool, typer.Option("--promote", help="Promote what comes out promotable.")] = False,
+    counters: CountersOption = False,
     interpret: Interpret = True,
     unsafe: Unsafe = False,
     json: JsonOption = False,
@@ -160,6 +164,7 @@ def propose(
         replay=str(recorded.path) if recorded else "",
         mailbox=str(source) if mailbox else "",
         interpret=interpret,
+        counters=counters,
         unsafe=unsafe,
     )
     settings = checked(asked, found)

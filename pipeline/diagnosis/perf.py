@@ -1,10 +1,10 @@
-"""What build evidence and timed points say of speed. Not covered: what only a profiler sees (gates/runner/ncu.py)."""
+"""What build evidence, timed points and, where they were read, hardware counters say of speed."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kgen.diagnosis import phases
+from kgen.diagnosis import counters, phases
 from kgen.diagnosis.findings import PERF, Finding
 from kgen.diagnosis.occupancy import SMS, limits, resident
 from kgen.diagnosis.words import cell
@@ -24,6 +24,7 @@ def findings(problems: Mapping[str, Any], points: Sequence[PerfPoint]) -> list[F
             launches = [x for x in facts["launches"] if isinstance(x, Mapping)]
             found += [_launch(key, x) for x in launches if _whole(x)]
             found += _instructions(key, facts.get("ptx"))
+            found += counters.findings(key, facts.get("counters"))
     return [*found, *phases.findings(problems, points, READ)]
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from kgen.contract.op import Op
 from kgen.records import RecordError, from_json, to_json
+from kgen.records.codec import OPTIONAL
 from kgen.store.errors import IntegrityError
 
 ARCHS = ("sm_90a", "sm_103a")
@@ -54,6 +55,7 @@ class Settings:
     parallel: int = PARALLEL  # questions at once, to a proposer that can answer so
     patience: int = 0  # end after so many rounds without gain (0: no such rule)
     search: str = ""  # how `search` and `tune` choose points: tpe, nsga or random ("": samples and their neighbours)
+    counters: bool = field(default=False, metadata=OPTIONAL)  # read hardware counters of the finalists
     stop_roofline: float = 0.0  # end when a candidate reaches this share of the roofline (0: no such rule)
 
     def checked(self, op: Op) -> "Settings":

@@ -14,6 +14,7 @@ from kgen.gates.ingest import Refusal
 from kgen.loop import matrix
 from kgen.loop.asking import ask_all, for_good
 from kgen.loop.building import QUICK, full_tier, quick_result, quick_tier
+from kgen.loop.counting import count, with_counters
 from kgen.loop.history import basis, points_of, specimens
 from kgen.loop.intake import judge
 from kgen.loop.plan import Policy, kept, plan
@@ -29,7 +30,7 @@ from kgen.loop.stopping import Standing, stop
 from kgen.loop.tools import tools_of
 from kgen.loop.work import Work
 from kgen.proposers.base import Budget, Listener, ProposalRequest
-from kgen.records import Status, Verdict, to_json
+from kgen.records import GATES, Status, Verdict, to_json
 from kgen.store.candidates import CandidateFolder
 
 
@@ -129,7 +130,7 @@ class Steps:
             problems=matrix.asked(work.op, settings),
             archs=settings.archs,
             run=work.run.path,
-            history=tuple((f.candidate(), v) for f, v in judged),
+            history=tuple((f.candidate(), with_counters(f, v)) for f, v in judged),
             points={f.candidate().id: timed for f, _ in judged if (timed := points_of(work, f))},
             costs={f.candidate().id: known[f.path.name] for f, _ in judged if f.path.name in known},
             seed=settings.seed,
@@ -171,6 +172,8 @@ class Steps:
         with self.work.ledger.stage(gate, folders):
             results = prove_all(self.work, folders, gate)
         alive = [n for n, r in zip(state["alive"], results, strict=True) if r.status in (Status.PASS, Status.SKIP)]
+        if gate == GATES[-1] and self.work.settings.counters:
+            count(self.work, self.work.folders(alive))
         return {**state, "alive": alive}
 
     def judge(self, state: State) -> State:
