@@ -16,6 +16,7 @@ from kgen.proposers.families import (
     moe_experts,
     moe_router,
     moe_shared,
+    moe_tail,
     projection,
 )
 from kgen.proposers.families.family import Family
@@ -29,6 +30,7 @@ FAMILIES: dict[str, Family] = {
     "attn_res": attn_res.FAMILY,
     "kda_core": kda_core.FAMILY,
     "moe_router": moe_router.FAMILY,
+    "moe_tail": moe_tail.FAMILY,
     "moe_experts": moe_experts.FAMILY,
     "lm_head_argmax": lm_head_argmax.FAMILY,
     "mla_decode": mla_decode.FAMILY,
