@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         "--also", action="append", type=Path, default=[], help="results.json of another run, e.g. in a second checkout"
     )
     parser.add_argument(
-        "--files", default="*", help="only tests of files of this pattern: what lives through them is as before"
+        "--files", default="*", help="only tests of files of these patterns (a,b): what lives through them is as before"
     )
     parser.add_argument("--listed", action="store_true", help="try those that are listed as equivalent too")
     parser.add_argument("--lines", action="store_true", help="only print the survivors of the last run")
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     todo = [m for m in todo if results.get(_id(m, texts)) not in (forks.KILLED, forks.TIMEOUT)]
     todo = [m for m in todo if chosen.listed or m.key not in listed]
     todo = [m for m in todo if not chosen.alive or results.get(_id(m, texts)) == forks.ALIVE]
-    files = [f for f in test_files() if fnmatch(f.name, chosen.files)]
+    files = [f for f in test_files() if any(fnmatch(f.name, p) for p in chosen.files.split(","))]
     lines = _map(texts, files, keep=chosen.again or chosen.alive)
     _tried(todo, texts, Session(files), lines, results, time.monotonic() + 60 * chosen.minutes)
     by_key = {m.key: results[_id(m, texts)] for m in everything if _id(m, texts) in results}
