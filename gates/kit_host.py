@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kgen.contract import Op
+from kgen.gates import counters
 from kgen.gates import kit_results as results
 from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.counters import Counters, CounterSet
 from kgen.gates.environment import device_arch, environment
 from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
 from kgen.gates.gpu.quarantine import NoDevice
@@ -48,6 +50,7 @@ USAGE = """\
 python kit.pyz [--out FILE] [--raw FILE] [--gates numeric,model,perf] [--ops OP,OP] [--points WORD,WORD]
                [--part I/N] [--deadline S]
 python kit.pyz --rank [--out FILE] [--ops OP,OP] [--points WORD,WORD]
+python kit.pyz --counters [--out FILE] [--ops OP,OP]
 
 Runs the gates of the kernels inside on this machine's GPU; needs Python, torch with CUDA and cc, no network. A kit of
 several runs writes a file of each kind for each run: evidence.RUN.json, raw.RUN.json.xz.
@@ -59,6 +62,7 @@ several runs writes a file of each kind for each run: evidence.RUN.json, raw.RUN
   --part I/N  only every N-th piece, from the I-th: for a GPU that is there for minutes only; ingest all files together
   --deadline  seconds that one piece may take (default 480)
   --rank      only time and compare all kernels quickly: no evidence
+  --counters  only read hardware counters with Nsight Compute (ncu), off the clock (default counters.json): no evidence
   --plan      list the pieces of work and stop
 """
 PASSED, FAILED, BAD_USAGE, RETRY, UNSOUND = 0, 1, 2, 4, 5
@@ -228,6 +232,22 @@ class Host:
             )
         return PASSED if all(row.status == "ok" for row in rows) else FAILED
 
+    def counters(self) -> int:
+        """Read counters of each candidate; writes them with the reasons of those that were skipped."""
+        found: list[Counters] = []
+        for candidate in self.candidates:
+            pieces = [carried_in(self.root / "objects", b) for b in candidate.builds]
+            for piece in counters.chosen(self.op, pieces, self.arch):
+                found.append(counters.take(piece, cache=self.root / "cache" / "linked", seconds=self.args.deadline))
+                each = found[-1]
+                said = f"skip: {each.skipped}" if each.skipped else f"{len(each.kernels)} kernels"
+                say(f"{each.problem:40} {candidate.id[:12]} counters: {said}")
+        if not found:
+            raise NothingToRun(f"nothing to count: no kernel of {self.op.name} is for {self.arch or 'no GPU'}")
+        write(self.out, json.dumps(to_json(CounterSet(tuple(found))), indent=1, sort_keys=True).encode() + b"\n")
+        say(f"\n{self.out}; next: kgen ingest EVIDENCE --counters {self.out} where the kit was made")
+        return PASSED
+
 
 def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
     """Entry from kit_boot.py."""
@@ -237,7 +257,8 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
         for each in chosen(info, args):
             host = Host(Path(root), *each, arch, talking(lambda line: say(f"  {line}")))
             try:
-                worst = worse(worst, host.plan() if args.plan else host.rank() if args.rank else host.gates())
+                asked = host.plan if args.plan else host.rank if args.rank else host.counters if args.counters else None
+                worst = worse(worst, (asked or host.gates)())
             except NothingToRun as nothing:
                 idle.append(nothing)
         if len(idle) == len(info["runs"]):
@@ -291,9 +312,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--deadline", type=float, default=480.0)
     parser.add_argument("--rank", action="store_true")
+    parser.add_argument("--counters", action="store_true")
     parser.add_argument("--plan", action="store_true")
     args = parser.parse_args(list(argv))
-    args.out_given, args.out = bool(args.out), args.out or "evidence.json"
+    args.out_given, args.out = bool(args.out), args.out or ("counters.json" if args.counters else "evidence.json")
     return args
 
 

@@ -1,5 +1,6 @@
 """Hardware counters: a real runner process under a stand-in for ncu; every reason for a skip; never a verdict."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from kgen.diagnosis.perf import findings
 from kgen.gates.counters import FILE, Counters, CounterSet, chosen, take_spec
 from kgen.gates.runner.job import LoadSpec, stock_spec
 from kgen.gates.runner.ncu import METRICS
-from kgen.loop.counting import read, store, with_counters
+from kgen.loop.counting import keep_counters, read, store, with_counters
 from kgen.loop.settings import Settings
 from kgen.records import GateResult, Status, Verdict, from_json, to_json
 from kgen.store import Runs
+from kgen.store.errors import IntegrityError
 
 STANDIN = ROOT / "tests" / "support" / "ncu_standin" / "ncu"
 Profiler = Callable[[str], None]
@@ -86,6 +88,18 @@ def test_counters_stand_in_a_candidate_s_folder_and_reach_the_diagnosis(tmp_path
     (found,) = [f for f in findings(problems, []) if f.code == "counters"]
     assert "read from memory 2.5e+06 byte" in found.text and "bank conflicts: pad" in found.fix
     assert folder.file(FILE).is_file() and len(found.line) < 700
+
+
+def test_counters_of_a_kit_are_kept_where_they_are_of_what_the_run_built(tmp_path: Path) -> None:
+    run = Runs(tmp_path).find(recording(tmp_path, [source("a")]).name)
+    (folder,) = run.folders()
+    built = make(tmp_path, 1).record
+    folder.write_builds((built,))
+    right = Counters("c", built.problem.key, built.object_sha256, {"k": {"dram__bytes_read.sum": 1.0}})
+    document = json.dumps(to_json(CounterSet((right, Counters("c", built.problem.key, "1" * 64, {"k": {}}))))).encode()
+    assert keep_counters(run, {"counters.json": document}) == 1 and read(folder) == (right,)
+    with pytest.raises(IntegrityError):
+        keep_counters(run, {"counters.json": b"{}"})
 
 
 def test_settings_of_earlier_runs_read_as_without_counters_and_write_the_same() -> None:

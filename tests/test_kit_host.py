@@ -16,6 +16,7 @@ from kgen.contract import Op
 from kgen.gates import kit_host, kit_units
 from kgen.gates import modeleval as gate
 from kgen.gates.contract import GATE_CONTRACT
+from kgen.gates.counters import CounterSet
 from kgen.gates.ingest import Ledger, ingest
 from kgen.gates.kit_host import Host, Unsound, main, parse, say
 from kgen.gates.kit_results import EvidenceSet, deep_merge
@@ -306,6 +307,19 @@ def test_each_run_of_a_kit_has_evidence_and_raw_samples_of_its_own(several: dict
     for host, run in zip(hosts, runs, strict=True):
         assert host.gates() == 0
         assert {p["evidence"]["run"] for p in json.loads(host.out.read_text())["parts"]} == {run}
+
+
+def test_counters_are_written_with_the_reason_of_a_skip_and_are_no_evidence(
+    info: dict[str, Any], tmp_path: Path
+) -> None:
+    host = Host(tmp_path / "kit", info, parse(["--counters", "--out", str(tmp_path / "counters.json")]), ARCH)
+    assert host.counters() == 0
+    found = from_json(CounterSet, json.loads((tmp_path / "counters.json").read_text())).counters
+    assert [c.problem.split("/")[1:3] for c in found] == [[SERVED, "t1"], [SERVED, "t8"]]
+    assert all(c.candidate == CANDIDATE and c.skipped and not c.kernels for c in found)
+    assert parse(["--counters"]).out == "counters.json" and parse([]).out == "evidence.json"
+    with pytest.raises(kit_host.NothingToRun, match="nothing to count"):
+        Host(tmp_path / "kit", info, parse(["--counters"]), "sm_100a").counters()
 
 
 def test_a_failure_is_said_before_that_something_has_to_be_run_again() -> None:

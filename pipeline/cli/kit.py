@@ -116,6 +116,9 @@ def ingest(
     raw: Annotated[
         list[str] | None, typer.Option("--raw", metavar="FILE", help="Raw samples (default: beside it).")
     ] = None,
+    counters: Annotated[
+        list[str] | None, typer.Option("--counters", metavar="FILE", help="Hardware counters that a kit wrote.")
+    ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Take evidence of others, as self-reported.")] = False,
     run: Annotated[
         str, typer.Option("--run", metavar="RUN", help="The run it is for (default: the one it names).")
@@ -127,6 +130,7 @@ def ingest(
     from kgen.cli.propose import EXIT, conclude
     from kgen.gates.ingest import ingest as take
     from kgen.gates.ingest import read
+    from kgen.loop.counting import keep_counters
     from kgen.loop.intake import ledger, take_in
     from kgen.loop.session import outcome
     from kgen.report import as_json
@@ -143,8 +147,11 @@ def ingest(
     with found.lock():
         taken = take(documents, {name: _bytes(name) for name in samples}, ledger(found, op), trust)
         judged = [take_in(found, each) for each in taken]
+        kept = keep_counters(found, {name: _bytes(name) for name in counters or ()})
         found.finish(outcome([v for f in found.folders() if (v := f.verdict()) is not None]))
     document = conclude(found, op, places(runs))
+    if kept:
+        output.say(f"counters of {kept} candidates are kept for the diagnosis; they are no part of any verdict")
     for each, verdict in zip(taken, judged, strict=True):
         words = "promotable" if verdict.promotable else "refused" if verdict.failed else "incomplete"
         output.say(f"{each.candidate[:12]}: {each.trust} evidence taken: {words}")

@@ -3,7 +3,7 @@
 A candidate's `counters.json` holds them, or why there are none. Not covered: reading them (gates/counters.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kgen.gates.counters import FILE, SECONDS, Counters, CounterSet, chosen, take, why_not
@@ -13,7 +13,8 @@ from kgen.loop.work import Work
 from kgen.records import Verdict, one_line
 from kgen.store.cache import linked_in, objects_in
 from kgen.store.candidates import CandidateFolder
-from kgen.store.documents import json_bytes, read_record
+from kgen.store.documents import json_bytes, parse_record, read_record
+from kgen.store.runs import Run
 
 NAME = "counters"
 
@@ -34,6 +35,22 @@ def read(folder: CandidateFolder) -> tuple[Counters, ...]:
 
 def store(folder: CandidateFolder, found: Sequence[Counters]) -> None:
     folder.write(FILE, json_bytes(CounterSet(tuple(found))))
+
+
+def keep_counters(run: Run, documents: Mapping[str, bytes]) -> int:
+    """Counters that a kit wrote, into the folders of the candidates that this run built them for; returns how many.
+
+    They are believed as they are: they decide nothing. Raises IntegrityError for a file that holds none.
+    """
+    found = [c for name, data in documents.items() for c in parse_record(CounterSet, data, name).counters]
+    kept = 0
+    for folder in run.folders() if found else ():
+        built = {b.problem.key: b.object_sha256 for b in folder.builds() if not b.defect}
+        mine = [c for c in found if c.object_sha256 and built.get(c.problem) == c.object_sha256]
+        if mine:
+            store(folder, mine)
+            kept += 1
+    return kept
 
 
 def with_counters(folder: CandidateFolder, verdict: Verdict) -> Verdict:
