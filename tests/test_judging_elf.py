@@ -154,3 +154,15 @@ def test_the_rest_of_a_table_is_no_symbol_and_no_relocation() -> None:
     want = [Relocation(16, 7, -3), Relocation(0, 1 << 31, 5)]
     assert list(elf.relocations(elf.sections[1])) == want
     assert list(elf.relocations(elf.sections[2])) == want and not list(elf.relocations(elf.sections[3]))
+
+
+def test_a_table_that_is_cut_by_a_byte_is_refused_and_one_section_alone_has_no_name() -> None:
+    assert wrong(File(THREE).made()[:-1]) == "its section table is broken"
+    assert wrong(File(THREE, header={"number": 1, "names": 0}).made()).startswith("a name lies outside")
+
+
+def test_names_may_reach_to_the_very_end_of_a_file() -> None:
+    data = bytearray(File(THREE).made())
+    row = struct.unpack_from("<Q", data, 40)[0] + 5 * 64  # of the names
+    struct.pack_into("<Q", data, row + 32, len(data) - struct.unpack_from("<Q", data, row + 24)[0])
+    assert [s.name for s in Elf(bytes(data)).sections][1:3] == [".one", ".two"]
