@@ -52,7 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         "--also", action="append", type=Path, default=[], help="results.json of another run, e.g. in a second checkout"
     )
     parser.add_argument(
-        "--files", default="*", help="only tests of files of these patterns (a,b): what lives through them is as before"
+        "--files",
+        default="*",
+        help="only tests of files of these patterns (a,b): what lives through them counts as alive",
     )
     parser.add_argument("--listed", action="store_true", help="try those that are listed as equivalent too")
     parser.add_argument("--lines", action="store_true", help="only print the survivors of the last run")
@@ -168,7 +170,7 @@ def _tried(
     results: dict[str, str],
     end: float,
 ) -> None:
-    looking, whole = lines.idle(), set(session.paths) == set(test_files())
+    looking = lines.idle()
     known = forks.functions(list(MODULES))
     gc.freeze()  # forks then share what they do not write
     for number, mutant in enumerate(todo):
@@ -189,8 +191,7 @@ def _tried(
             except forks.Changed as error:
                 say(f"not tried: {error}")
                 continue
-        if got != forks.ALIVE or whole:
-            results[_id(mutant, texts)] = got
+        results[_id(mutant, texts)] = got
         if number == 0 or todo[number - 1].module != mutant.module or number + 1 == len(todo):
             _note(_of_text(mutant.module, texts), time.strftime("%Y-%m-%d", time.gmtime()))
         if got == forks.ALIVE or number % 50 == 0:

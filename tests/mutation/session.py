@@ -43,7 +43,6 @@ class Session:
     """Collects these files once; `items` by node id."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self.paths = tuple(files)
         phases = [Phase.explicit, Phase.generate]  # a failure need not be made small
         settings.register_profile(
             "mutation",
@@ -54,7 +53,7 @@ class Session:
             suppress_health_check=list(HealthCheck),
         )
         settings.load_profile("mutation")
-        arguments = [*OPTIONS, *PLUGINS, "-o", "addopts=", "--rootdir", str(ROOT), *map(str, self.paths)]
+        arguments = [*OPTIONS, *PLUGINS, "-o", "addopts=", "--rootdir", str(ROOT), *map(str, files)]
         arguments += [word for name in SKIPPED for word in ("--deselect", name)]
         self.config = _configured(arguments)
         self.outcomes = Outcomes()
