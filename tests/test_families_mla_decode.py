@@ -41,7 +41,7 @@ def test_every_column_and_every_sm_has_its_place_in_the_plan() -> None:
             wanted = sizes["q"] * sizes["heads"]
             assert columns % 8 == 0 and (groups - 1) * columns < wanted <= groups * columns
             sms = {"sm_90a": 132, "sm_103a": 148}[arch]
-            assert sms - groups < groups * runs <= sms and 8 % share == 0
+            assert sms - groups < groups * runs <= sms and 16 % share == 0
 
 
 def test_every_point_has_two_tiles_and_fits_an_sm() -> None:
