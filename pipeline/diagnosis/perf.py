@@ -14,6 +14,7 @@ from kgen.records import PerfPoint
 READ = MEASURED["NVIDIA H200"].read  # bytes/s: the rate behind a point's floor, where nothing else is known
 WORST = 6  # timed points that are said
 FEW_WARPS = 16  # of 64 an SM
+MOST_IDLE = 0.9  # a grid that fills this share of the SMs gains nothing from more blocks
 
 
 def findings(problems: Mapping[str, Any], points: Sequence[PerfPoint]) -> list[Finding]:
@@ -54,12 +55,14 @@ def _launch(key: str, launch: Mapping[str, Any]) -> Finding:
     fixes = []
     if stack:
         fixes.append("spills: fewer live values, constant indices")
-    if blocks < sms:
-        fixes.append(f"only {blocks} blocks for {sms} SMs: split K or the columns further")
+    if blocks < MOST_IDLE * sms:
+        fixes.append(f"only {blocks} blocks for {sms} SMs: at served sizes, split K or the columns further")
     elif 1 < waves < 3 and waves % 1 < 0.5 and waves % 1 > 0:
         fixes.append("the last wave is nearly empty: a multiple of what is resident, or persistent")
     if warps < FEW_WARPS:
-        fixes.append(f"{warps} warps an SM hide little latency: more bytes in flight a thread")
+        fixes.append(
+            f"{warps} warps an SM hide little latency: more bytes in flight a thread, where not all are already"
+        )
     text = (
         f"{cell(key)} {cell(str(launch.get('kernel', ''))[:40])}: {blocks} blocks of {threads},"
         f" {fits} resident an SM (limit: {binds}), {warps} of 64 warps, {waves:.2f} waves,"

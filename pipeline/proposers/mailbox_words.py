@@ -67,17 +67,12 @@ def _gate(gate: str, result: GateResult | None) -> str:
 
 
 def _builds(result: GateResult) -> str:
-    """What the compile gate did, in plain words instead of its own; "" for any other result."""
-    problems, kept = result.evidence.get("problems"), result.evidence.get("cached", 0)
+    """What the compile gate did, in plain words instead of its own; "" for any other result. That some builds were
+    made by the quick tier before says nothing to a writer."""
+    problems = result.evidence.get("problems")
     if result.gate != "compile" or not result.passed or not isinstance(problems, Mapping):
         return ""
-    said = f"It was built and audited at {len(problems)} {'point' if len(problems) == 1 else 'points'}."
-    if isinstance(kept, int) and kept > 0:
-        said += (
-            f" At {kept} of them this very source had been built before, by the quick check of this round or an earlier"
-            " try: that build and its audit were kept, not made again."
-        )
-    return f"{said}\n"
+    return f"It was built and audited at {_of(len(problems), 'point')}.\n"
 
 
 def _worth_quoting(result: GateResult) -> bool:
@@ -100,13 +95,14 @@ def _next(verdict: Verdict) -> str:
 def limits(now: Situation) -> str:
     """How long the run goes on at most, for the guide."""
     rounds, each = _of(now.rounds, "round"), _of(now.per_round, "prompt")
-    ends = [f"after {_of(now.patience, 'round')} without gain"] if now.patience else []
+    ends = [f"after {_of(now.patience, 'round')} without gain"] if 0 < now.patience < now.rounds else []
     ends += [f"when a candidate reaches {now.roofline:g} of the roofline"] if now.roofline else []
-    if not ends:
+    if not (now.patience or now.roofline):
         ends = ["with the first candidate that comes as far as this machine can take it"]
+    earlier = f" It ends earlier {' or '.join(ends)}." if ends else ""
     return (
         f"Deadlines: the run asks in at most {rounds} of {each} and has {now.minutes:g} minutes in all. Your writing"
-        f" counts, time in which kgen does not run does not. It ends earlier {' or '.join(ends)}.\n"
+        f" counts, time in which kgen does not run does not.{earlier}\n"
         "A prompt has no deadline of its own: it stays open until it is answered or those minutes are over."
     )
 
