@@ -6,6 +6,7 @@ depth mismatch" for a source that has nothing wrong. Candidates are built side b
 """
 
 import ast
+import functools
 import threading
 from collections.abc import Iterator
 
@@ -18,6 +19,12 @@ def parse(source: str | bytes) -> ast.Module:
     """The tree of `source`. Raises one of UNPARSABLE."""
     with _ONE_AT_A_TIME:
         return ast.parse(source)
+
+
+@functools.lru_cache(maxsize=8)
+def shared(source: str) -> ast.Module:
+    """The tree of a source that several ask for, one after the other: nobody may change it. Raises as `parse` does."""
+    return parse(source)
 
 
 def children(node: ast.AST) -> Iterator[ast.AST]:

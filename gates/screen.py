@@ -9,10 +9,10 @@ import functools
 import math
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kgen.gates.parsing import UNPARSABLE, parse
+from kgen.gates.parsing import UNPARSABLE, children, shared
 
 # Characters that show another program than the one that is parsed: they turn the direction of text, or end a line for
 # some readers of it (the compiler reads a function's lines again, by their numbers) and not for Python.
@@ -109,15 +109,16 @@ def _findings(source: str) -> list[Finding]:
     if text:
         return text
     try:
-        tree = parse(source)
+        tree = shared(source)
     except SyntaxError as error:
         return [Finding("compile.syntax", error.lineno or 0, f"{error.msg}: {(error.text or '').strip()}")]
     except UNPARSABLE as error:
         return [Finding("compile.syntax", 0, str(error) or type(error).__name__)]
-    if _too_deep(tree):
+    nodes = _nodes(tree)
+    if nodes is None:
         return [Finding("screen.size", 0, f"expressions nest deeper than {MAX_DEPTH}")]
-    modules = _imported(tree)
-    found = [f for node in ast.walk(tree) for rule in RULES for f in rule(node, modules)]
+    modules = _imported(nodes)
+    found = [f for node in nodes if not isinstance(node, SILENT) for rule in RULES for f in rule(node, modules)]
     return sorted(found, key=lambda f: (f.line, f.code))
 
 
@@ -139,19 +140,22 @@ def _text(source: str) -> list[Finding]:
     return []
 
 
-def _too_deep(tree: ast.AST) -> bool:
+def _nodes(tree: ast.AST) -> list[ast.AST] | None:
+    """All nodes, level by level; None where there are too many levels."""
+    found: list[ast.AST] = []
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        found += level
+        level = [child for node in level for child in children(node)]
         if not level:
-            return False
-    return True
+            return found
+    return None
 
 
-def _imported(tree: ast.AST) -> dict[str, str]:
+def _imported(nodes: Iterable[ast.AST]) -> dict[str, str]:
     """Local name -> module, for every name that an import binds to a module."""
     out = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 out[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
@@ -220,7 +224,7 @@ def _attributes(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
 
 def _getattr(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
     """`getattr(x, "plain_name")` only: as a value, or with a computed name, it goes round the other rules."""
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if not (isinstance(child, ast.Name) and child.id in ("getattr", "hasattr")):
             continue
         call = node if isinstance(node, ast.Call) and node.func is child else None
@@ -311,6 +315,8 @@ def _dotted(node: ast.expr, modules: dict[str, str]) -> str:
     return ""
 
 
+# Half of all nodes: they have no parts and bear no name, so no rule looks at one by itself.
+SILENT = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Constant)
 RULES: tuple[Callable[[ast.AST, dict[str, str]], Iterator[Finding]], ...] = (
     _imports,
     _names,

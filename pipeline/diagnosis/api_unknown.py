@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kgen.diagnosis.api_modules import ROOT, Package
 from kgen.diagnosis.api_names import Names
-from kgen.gates.parsing import UNPARSABLE, every, parse
+from kgen.gates.parsing import UNPARSABLE, every, shared
 
 Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
 
@@ -36,7 +36,7 @@ class Unknown:
 def unknown_names(source: str, names: Names) -> tuple[Unknown, ...]:
     """In the order of the text, each name once. A source that Python cannot parse has none."""
     try:
-        tree = parse(source)
+        tree = shared(source)
     except UNPARSABLE:
         return ()
     found: dict[str, int] = {}

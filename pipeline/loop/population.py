@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kgen.gates.parsing import UNPARSABLE, children, parse
+from kgen.gates.parsing import UNPARSABLE, children, shared
 from kgen.records import GATES
 
 NOVEL = 0.35  # structural distance to everything kept from which a right candidate is kept although it is no best
@@ -186,7 +186,7 @@ def shape(source: str) -> frozenset[str]:
     """The structure of a source: which kinds of node stand in which, and the names that it calls. Numbers and names of
     its own do not count, so two points of one template are the same shape."""
     try:
-        tree = parse(source)
+        tree = shared(source)
     except UNPARSABLE:
         return frozenset(re.findall(r"[A-Za-z_]\w+", source))
     found: set[str] = set()
