@@ -104,17 +104,33 @@ def test_judging_needs_no_place_to_note_where(wide: Outcome) -> None:
     assert numeric.judge_outcome(MOE, WIDE, wide, judge.Table(), "cpu") == []
 
 
-@pytest.mark.parametrize(("number", "what"), [(0, MOE.families[0].name), (1, "padded 12"), (2, "graph")])
+@pytest.mark.parametrize(
+    ("number", "what", "common"),
+    [
+        (0, MOE.families[0].name, f"only on input {MOE.families[0].name}"),
+        (1, "padded 12", "only when tokens < 16"),
+        (2, "graph", ""),
+    ],
+)
 def test_a_wrong_output_of_any_check_fails_and_its_place_is_known(
-    wide: Outcome, tmp_path: Path, number: int, what: str
+    wide: Outcome, tmp_path: Path, number: int, what: str, common: str
 ) -> None:
     (name, ref), *_ = refs(wide, number)[-1]["tensors"].items()
     failures, table, places = judged(MOE, WIDE, spoiled(tmp_path, wide, ref))
     assert [f.code for f in failures] == ["error"]
     assert failures[0].text.startswith(f"moe_shared/nano/t16/sm_90a {what}: ")
-    (where,) = (entry for entry in places.as_json() if "output" in entry)
+    *shared, where = places.as_json()
+    assert [entry["patterns"] for entry in shared] == ([[common]] if common else [])
     assert (where["what"], where["output"], where["step"]) == (what, name, 1)
     assert [row.what for row in table.failed()] == [what]
+
+
+def test_of_equal_failures_one_place_is_looked_at(wide: Outcome, tmp_path: Path) -> None:
+    first, second = (entry["tensors"]["y"] for entry in refs(wide, 2)[:2])
+    (tmp_path / "more").mkdir()
+    outcome = spoiled(tmp_path / "more", spoiled(tmp_path, wide, first), second)
+    failures, _, places = judged(MOE, WIDE, outcome)
+    assert len(failures) == 2 and len(places.as_json()) == 1
 
 
 @pytest.mark.parametrize(("kept", "step"), [(0, 16), (1, 18)])
