@@ -302,6 +302,24 @@ def test_a_bulk_store_sees_what_was_fenced_for_it(before: str, after: str, found
     assert kinds(go(body, seed=seed)[0]) == found
 
 
+def test_a_copy_of_fewer_coordinates_than_its_tensor_map_has_is_left_to_the_hardware() -> None:
+    """The compiler leaves out a dimension of size 1: the run is skipped with that line."""
+    copy = "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+    body = lines(
+        BULK[: BULK.index("mbarrier.arrive")],
+        "mov.b64 %d20, p2;",
+        "cvta.param.u64 %d21, %d20;",
+        "mov.u32 %r30, 0;",
+        f"{copy} [%r0], [%d21, {{%r30}}], [%r20];",
+        "COPIED:",
+    )
+    text = kernel(body, shared=2048).replace(".param .b64 p1)", ".param .b64 p1, .param .align 64 .b8 p2[128])")
+    arrays = {"x": ("in", np.zeros(8, np.int32)), "y": ("out", np.zeros(8, np.int32))}
+    described = TensorMap("s32", 0, (8, 1), (32,), (8, 1), (1, 1), 0)
+    result, _ = execute(module(text), [launch(("x", "y", "x"), 1, 128)], arrays, maps={(0, 2): described})
+    assert not result.whole and "a copy of 1 coordinates with a tensor map of 2" in result.skipped
+
+
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_a_box_of_a_described_tensor_lands_swizzled_and_clipped(swizzle: int) -> None:
     """A 5 x 40 tensor of 32-bit elements, boxes of 4 x (swizzle / 4): rows past the end are zero."""

@@ -35,14 +35,16 @@ def _described(d: Decoder, operand: Operand, i: Instruction) -> tuple[Reader, li
     return d.address(operand, i), [d.picked(o, "b32", i) for o in d.items(operand.more[0])]
 
 
-def _maps(m: "Machine", addresses: Array) -> list[tuple[TensorMap, Array]]:
-    """The maps that lanes name, with the positions of those lanes."""
+def _maps(m: "Machine", addresses: Array, rank: int) -> list[tuple[TensorMap, Array]]:
+    """The maps that lanes name, with the positions of those lanes, for a copy of `rank` coordinates."""
     found = []
     for address in np.unique(addresses).tolist():
         known = m.maps.get(address & (PARAM_WINDOW - 1))
         if known is None:
             m.give_up("the tensor map is not described in the launch")
             continue
+        if known.rank != rank:  # the compiler leaves out a dimension of size 1; what the hardware does is not known
+            m.give_up(f"a copy of {rank} coordinates with a tensor map of {known.rank}")
         if known.transaction_bytes > MAX_SHARED:
             m.give_up("the box of the tensor map is larger than shared memory")
         some = np.flatnonzero(addresses == address)
@@ -78,7 +80,7 @@ def _load(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
 
     def step(m: "Machine", g: Group) -> Ended:
         coordinates, starts, barriers = _coordinates(m, g, axes), to(m, g), barrier(m, g)
-        for described, every in _maps(m, where(m, g)):
+        for described, every in _maps(m, where(m, g), len(axes)):
             some = _right(m, described, g, every, coordinates, starts, False)
             places, signals, lane = starts[some], barriers[some], np.arange(len(some))
             if mask is not None:
@@ -130,7 +132,7 @@ def _store(d: Decoder, i: Instruction, form: copies.TensorCopy) -> Step:
     def step(m: "Machine", g: Group) -> Ended:
         coordinates, sources = _coordinates(m, g, axes), source(m, g)
         reads, writes = stores_stamp(m, g.index, READ), stores_stamp(m, g.index, WRITTEN)
-        for described, every in _maps(m, where(m, g)):
+        for described, every in _maps(m, where(m, g), len(axes)):
             some = _right(m, described, g, every, coordinates, sources, True)
             index = g.index[some]
             pieces = _chunks(described, sources[some])
