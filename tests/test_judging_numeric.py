@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,10 @@ class Unmoved(type(MOE)):  # type: ignore[misc]
 def test_an_op_that_is_unfit_to_judge_is_our_error() -> None:
     result = numeric.run_specs(Unmoved(), [at(MOE, 1)], cache=Path("/nowhere"), device="cpu")
     assert (result.status, result.code, result.seconds) == (Status.ERROR, "numeric.contract", 0.0)
+    for of_artefacts in (partial(numeric.run, device="cpu"), numeric.interpret):
+        assert of_artefacts(Unmoved(), [], cache=Path("/nowhere")).code == "numeric.contract"
+
+
+def test_without_an_artefact_there_is_nothing_to_win() -> None:
+    result, points, raw = perf.run(MOE, [], cache=Path("/nowhere"), device="cpu")
+    assert (result.code, points, raw) == ("perf.no_win", (), {})
