@@ -88,7 +88,7 @@ def _what(part: Part) -> str:
 
 def _parts(facts: Mapping[str, Any]) -> Iterator[Part]:
     """Phases of the kernels that are launched, as often as they are."""
-    for launch in facts.get("launches", ()):
+    for launch in (x for x in facts.get("launches", ()) if isinstance(x, Mapping)):
         blocks = math.prod(launch.get("grid", (0,)))
         threads = blocks * math.prod(launch.get("block", (0,)))
         for phase in _listed(facts):
