@@ -43,8 +43,11 @@ def test_every_point_covers_all_rows_and_all_of_k_once_and_fits_an_sm() -> None:
             assert 2 <= stages <= point["stages"] and stages * slot < SMEM_BYTES - 1024
 
 
-def test_one_token_is_right_in_the_interpreter(tmp_path: Path) -> None:
-    result = interpreted(OP, SMALL, [OP.problem("nano", 1, "sm_90a")], tmp_path)
+@pytest.mark.deep
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("tokens", OP.pack.bins)
+def test_a_small_point_is_right_at_every_bin(tokens: int, tmp_path: Path) -> None:
+    result = interpreted(OP, SMALL, [OP.problem("nano", tokens, "sm_90a")], tmp_path)
     assert result.passed and result.code == "numeric.ptx_pass", result.message
 
 
