@@ -17,6 +17,7 @@ from kgen.proposers.families import (
     moe_router,
     moe_shared,
     moe_tail,
+    oproj_allreduce_residual,
     projection,
 )
 from kgen.proposers.families.family import Family
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Family] = {
     "kda_core": kda_core.FAMILY,
     "moe_router": moe_router.FAMILY,
     "moe_tail": moe_tail.FAMILY,
+    "oproj_allreduce_residual": oproj_allreduce_residual.FAMILY,
     "moe_experts": moe_experts.FAMILY,
     "lm_head_argmax": lm_head_argmax.FAMILY,
     "mla_decode": mla_decode.FAMILY,
