@@ -10,7 +10,7 @@ from kgen.proposers.families import FAMILIES, render
 from kgen.records import Candidate, Origin
 
 RECORD = Path(__file__).parents[1] / "benchmarks/families.json"
-OPS = ("attn_res", "kda_core", "moe_router")
+OPS = ("attn_res", "kda_core", "mla_decode", "mla_kv_append", "moe_router")
 
 
 def lines(op: str) -> list[dict[str, Any]]:
