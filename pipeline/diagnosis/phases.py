@@ -37,7 +37,8 @@ def findings(problems: Mapping[str, Any], points: Sequence[PerfPoint], read: flo
     worst = {p.problem: p for p in sorted(points, key=lambda p: p.ratio) if math.isfinite(p.ratio)}
     keys = [k for k, f in problems.items() if isinstance(f, Mapping) and _listed(f)]
     chosen = sorted(keys, key=lambda k: -worst[k].ratio if k in worst else math.inf)[:MAX_PROBLEMS]
-    return [_finding(key, problems[key], worst.get(key), read) for key in chosen]
+    found = [_finding(key, problems[key], worst.get(key), read) for key in chosen]
+    return [f for f in found if f.detail["phases"]]
 
 
 def _finding(key: str, facts: Mapping[str, Any], point: PerfPoint | None, read: float) -> Finding:
@@ -63,7 +64,7 @@ def _finding(key: str, facts: Mapping[str, Any], point: PerfPoint | None, read: 
     if point:
         rest = max(0.0, point.candidate_us - point.floor_us)
         text += f". Measured {point.candidate_us:.2f} us: {rest:.2f} us are in none"
-    return Finding(PERF, 2, "phases", text, "", {"shares": shares})
+    return Finding(PERF, 2, "phases", text, "", {"phases": len(parts), "shares": shares})
 
 
 def _share(part: float, total: float, point: PerfPoint | None, read: float) -> str:
