@@ -37,7 +37,7 @@ def test_within_the_limits_k_goes_over_ctas_and_warps_and_the_queue_fits() -> No
         queue = 32 * 32 * point["warps_r"] * point["warps_k"] * point["depth"]  # a lane's two rows of 16 bytes
         assert 3584 % (32 * point["ksplit"] * point["warps_k"]) == 0
         assert queue + 64 * 2 * 3584 // point["ksplit"] < SMEM_BYTES
-    assert len(kept) > 300
+    assert len(kept) > 150
 
 
 def test_one_token_is_right_in_the_interpreter(tmp_path: Path) -> None:
