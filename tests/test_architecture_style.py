@@ -22,6 +22,7 @@ BROAD = {
     "pipeline/agents/worker.py": "a job's boundary: its client is told in one line, and the next job is another run's",
     "pipeline/cli/boundary.py": "the command's boundary: one line and an exit status instead of a traceback",
     "pipeline/loop/asking.py": "a thread's boundary: raised again in the thread that waits for it",
+    "pipeline/loop/counting.py": "hardware counters decide nothing: what goes wrong with them is why there are none",
     "pipeline/loop/proving.py": "a gate that breaks is an error result, which can be repeated; the run goes on",
 }
 HOSTS = {  # of URLs that may be committed

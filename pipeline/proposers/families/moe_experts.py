@@ -1,7 +1,7 @@
 """moe_experts: one persistent kernel that streams the MXFP4 weights of the routed experts through a ring of slots.
 
 Contract acts=bf16. The template spreads the units of each stage evenly over the CTAs, whatever the routing, and derives
-from dims how many slots of `stages` shared memory holds. At k3-tp8 a slot is 30 KB (16 rows of gate and up with their
+from dims how many slots of `stages` shared memory holds. At TP 8 a slot is 30 KB (16 rows of gate and up with their
 scales, or 112 rows of down). Bytes in flight an SM, while a unit or two are being multiplied:
 
     known 0: 6 slots, 150 to 180 KB. That is all of gate and up that a CTA reads at one token, so their latency is paid

@@ -1,6 +1,6 @@
 """moe_tail: rank sums, norm and the up-projection with the latent split over a cluster. Not timed yet.
 
-6.4 MB of weights at k3-tp8: 112 CTAs of 57 kB, all in flight before any input. In one process (7168 columns, 51 MB) the
+6.4 MB of weights at TP 8: 112 CTAs of 57 kB, all in flight before any input. In one process (7168 columns, 51 MB) the
 weights stream through a queue. With many tokens reading all ranks once a cluster costs more than a kernel of its own.
 """
 
@@ -44,7 +44,7 @@ PARAMETERS = (
 )
 SPACE = Space("cluster", TEMPLATE, PARAMETERS, (Limit(("ksplit", "warps_r", "warps_k", "depth"), _why),))
 
-# 112 CTAs at k3-tp8: 8 warps with 7 pieces of weights each, all in flight
+# 112 CTAs at TP 8: 8 warps with 7 pieces of weights each, all in flight
 BASE = {"ksplit": 8, "ctas": 132, "warps_r": 4, "warps_k": 2, "depth": 7, "sum_from": 16, "pdl": True}
 FAMILY = Family(
     "moe_tail",
