@@ -111,7 +111,14 @@ AT_EXIT = "audit.constructor: section {} would run unknown code at exit"
 
 
 @pytest.mark.parametrize(
-    "section", [Sec(".data", bytes(8), FINI), Sec(".fini"), Sec(".dtors"), Sec(".fini_array.5", bytes(8), FINI)]
+    "section",
+    [
+        Sec(".data", bytes(8), FINI),
+        Sec(".fini"),
+        Sec(".dtors"),
+        Sec(".fini_array.5", bytes(8), FINI),
+        Sec(".rela.data", bytes(8), FINI),
+    ],
 )
 def test_whatever_else_would_run_at_exit_is_refused(section: Sec) -> None:
     assert refused(made_object(section)) == AT_EXIT.format(section.name)

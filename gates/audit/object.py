@@ -135,8 +135,6 @@ def _sections(elf: Elf) -> None:
 def _only_unload(elf: Elf, index: int) -> None:
     """A destructor is allowed when it is the compiler's own library unload."""
     section, symbols = elf.sections[index], elf.symbols()
-    if section.name.startswith(".rela"):
-        return
     unload = [(s.section, s.value) for s in symbols if s.name == UNLOAD]
     targets = [
         (symbols[r.symbol].section, symbols[r.symbol].value + r.addend)
