@@ -110,7 +110,7 @@ def from_json(cls: type[R], value: Any, where: str = "") -> R:
         raise RecordError(f"{where}: expected a JSON object, got {type(value).__name__}")
     body = dict(value)
     _check_schema(cls, body.pop("schema", None), where)
-    hints = _hints(cls)
+    hints = _hints(cast(Any, cls))
     out: dict[str, Any] = {}
     for field in dataclasses.fields(cast(Any, cls)):
         if field.name in body:
@@ -122,7 +122,10 @@ def from_json(cls: type[R], value: Any, where: str = "") -> R:
     return cls(**out)
 
 
-_hints = functools.cache(typing.get_type_hints)  # it reads the annotations anew every time
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """typing.get_type_hints, which reads the annotations anew every time."""
+    return typing.get_type_hints(cls)
 
 
 def _check_schema(cls: type, found: Any, where: str) -> None:

@@ -43,7 +43,7 @@ def _warps(point: Point) -> str:
 def shared_bytes(point: Point) -> int:
     """Of a CTA at most, over both cache formats: ring, sums of scores, weights."""
     rows, columns = point["rows"], point["columns"]
-    return point["ring"] * 1024 + 4 * parts(point) * columns * (rows + 4) + 2 * columns * (rows + 8) + SMALL
+    return int(point["ring"] * 1024 + 4 * parts(point) * columns * (rows + 4) + 2 * columns * (rows + 8) + SMALL)
 
 
 def _shared(point: Point) -> str:
