@@ -20,12 +20,6 @@ KNOWN = FAMILY.known
 AXES = [dict(zip(OP.axes, values, strict=True)) for values in itertools.product(*OP.axes.values())]
 
 
-def test_the_known_points_belong_to_the_space_and_samples_stay_in_it() -> None:
-    rng = random.Random(1)
-    drawn = [FAMILY.sample(rng) for _ in range(50)]
-    assert not [v for v in (*KNOWN, *drawn) if SPACE.point(v) is None]
-
-
 def test_the_final_variant_with_a_copy_is_right_in_the_interpreter(tmp_path: Path) -> None:
     axes = {"variant": "final", "aux": "yes"}
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 1, "sm_90a", axes)], tmp_path)

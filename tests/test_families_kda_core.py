@@ -21,12 +21,6 @@ HEAD = 128
 SAMPLES = 12
 
 
-def test_the_known_points_belong_to_the_space_and_samples_stay_in_it() -> None:
-    rng = random.Random(1)
-    drawn = [FAMILY.sample(rng) for _ in range(50)]
-    assert not [v for v in (*KNOWN, *drawn) if SPACE.point(v) is None]
-
-
 def test_every_point_divides_every_head_without_a_rest() -> None:
     """Channels and state rows of a head, 16-byte pieces of a row, at all dims, bins and q."""
     shapes = [OP.sizes(OP.problem(d, t, "sm_90a", {"q": q})) for d, t, q in cases()]

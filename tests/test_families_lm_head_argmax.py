@@ -21,12 +21,6 @@ KNOWN = FAMILY.known
 YES, NO = ({"logits": x} for x in ("yes", "no"))
 
 
-def test_the_known_points_belong_to_the_space_and_samples_stay_in_it() -> None:
-    rng = random.Random(1)
-    drawn = [FAMILY.sample(rng) for _ in range(50)]
-    assert not [v for v in (*KNOWN, *drawn) if SPACE.point(v) is None]
-
-
 @pytest.mark.parametrize("ctas", [132, 264])
 def test_every_row_of_the_vocabulary_has_one_block_and_all_blocks_are_equal(ctas: int) -> None:
     blocks = functions(Variant(TEMPLATE, {**BASE, "ctas": ctas}))["blocks"]

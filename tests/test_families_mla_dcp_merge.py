@@ -19,12 +19,6 @@ FAMILY = FAMILIES["mla_dcp_merge"]
 KNOWN = FAMILY.known
 
 
-def test_the_known_points_belong_to_the_space_and_samples_stay_in_it() -> None:
-    rng = random.Random(1)
-    drawn = [FAMILY.sample(rng) for _ in range(50)]
-    assert not [v for v in (*KNOWN, *drawn) if SPACE.point(v) is None]
-
-
 def test_within_the_limits_weights_and_sums_fit_registers() -> None:
     """All combinations; what a thread holds is counted here from the shapes, not by the space's own rule."""
     names = [p.name for p in PARAMETERS]

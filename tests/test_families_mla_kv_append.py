@@ -20,10 +20,6 @@ KNOWN = FAMILY.known
 CACHES = OP.axes["cache"]
 
 
-def test_the_known_points_belong_to_the_space() -> None:
-    assert [SPACE.point(v) for v in KNOWN] == [dict(v.values) for v in KNOWN]
-
-
 def test_every_point_covers_each_row_once_within_a_cta() -> None:
     """All combinations at all bins: lanes times their vectors are the latent, the key has lanes enough."""
     for lanes, own in itertools.product(*(p.options for p in SPACE.parameters if p.name in ("lanes", "tokens"))):

@@ -20,10 +20,6 @@ FAMILY = FAMILIES["mla_out_gate"]
 KNOWN = FAMILY.known
 
 
-def test_the_known_points_belong_to_the_space() -> None:
-    assert [SPACE.point(v) for v in KNOWN] == [dict(v.values) for v in KNOWN]
-
-
 def test_within_the_limits_weights_fit_registers_and_sums_fit_shared_memory() -> None:
     """All combinations; what a thread and a CTA hold is counted here from the shapes, not by the space's own rule."""
     kept = 0

@@ -20,12 +20,6 @@ FAMILY = FAMILIES["mla_q"]
 KNOWN = FAMILY.known
 
 
-def test_the_known_points_belong_to_the_space_and_samples_stay_in_it() -> None:
-    rng = random.Random(1)
-    drawn = [FAMILY.sample(rng) for _ in range(50)]
-    assert not [v for v in (*KNOWN, *drawn) if SPACE.point(v) is None]
-
-
 @pytest.mark.parametrize(("warps", "tokens"), [("warps", 16), ("warps_many", 64)])
 def test_within_the_limits_q_b_fits_registers_and_sums_of_warps_fit_shared_memory(warps: str, tokens: int) -> None:
     """All combinations; what a thread and a CTA hold at least is counted here from the shapes."""

@@ -20,12 +20,6 @@ FAMILY = FAMILIES["moe_tail"]
 KNOWN = FAMILY.known
 
 
-def test_the_known_points_belong_to_the_space_and_samples_stay_in_it() -> None:
-    rng = random.Random(1)
-    drawn = [FAMILY.sample(rng) for _ in range(50)]
-    assert not [v for v in (*KNOWN, *drawn) if SPACE.point(v) is None]
-
-
 def test_within_the_limits_k_goes_over_ctas_and_warps_and_the_queue_fits() -> None:
     names = [p.name for p in PARAMETERS]
     kept = [

@@ -21,12 +21,6 @@ KNOWN = FAMILY.known
 DELTA, FIRST = ({"variant": x} for x in ("delta", "prefix_only"))
 
 
-def test_the_known_points_belong_to_the_space_and_samples_stay_in_it() -> None:
-    rng = random.Random(1)
-    drawn = [FAMILY.sample(rng) for _ in range(50)]
-    assert not [v for v in (*KNOWN, *drawn) if SPACE.point(v) is None]
-
-
 def test_within_the_limits_the_queues_of_an_sm_fit_it() -> None:
     """Bytes from the shapes: K steps of 32 bf16 of all rows of a CTA, as many as are in flight."""
     names = [p.name for p in PARAMETERS]

@@ -14,6 +14,20 @@ from kgen.ops.projection import Projection
 from kgen.proposers.families import FAMILIES, Choice, Limit, Space, Whole, render
 
 SPACES = [(op, index) for op, family in FAMILIES.items() for index in range(len(family.spaces))]
+OF_ONE_SPACE = (
+    "attn_res",
+    "kda_core",
+    "lm_head_argmax",
+    "mla_dcp_merge",
+    "mla_decode",
+    "mla_kv_append",
+    "mla_out_gate",
+    "mla_q",
+    "moe_experts",
+    "moe_router",
+    "moe_tail",
+    "oproj_allreduce_residual",
+)  # whose known points lie in it; those of other families need not
 PAGE = Path(__file__).parents[1] / "docs/search.md"
 
 
@@ -42,6 +56,14 @@ def test_known_and_drawn_points_are_sources_that_the_screen_admits(op: str) -> N
     for variant in (*family.known, *(s.variant(s.draw(rng)) for s in family.spaces)):
         source = render(variant)
         assert screen(source) == [] and source.count("\n") <= 400
+
+
+@pytest.mark.parametrize("op", OF_ONE_SPACE)
+def test_the_known_points_belong_to_the_space_and_samples_stay_in_it(op: str) -> None:
+    family, rng = FAMILIES[op], random.Random(1)
+    (space,) = family.spaces
+    assert [space.point(v) for v in family.known] == [dict(v.values) for v in family.known]
+    assert None not in [space.point(family.sample(rng)) for _ in range(50)]
 
 
 EVEN = Limit(("a", "b"), lambda p: "" if (p["a"] + p["b"]) % 2 == 0 else "a + b is odd")

@@ -163,9 +163,9 @@ def ingest(
 
 def _raw_of(name: str) -> Path:
     """The raw samples that a kit wrote with an evidence file: raw.json.xz, or raw.RUN.json.xz for evidence.RUN.json."""
-    path = Path(name)
-    middle = path.name.removeprefix("evidence.").removesuffix("json")
-    return path.with_name(f"raw.{middle if path.name.startswith('evidence.') else ''}json.xz")
+    path, kind = Path(name), "evidence."
+    rest = path.name.removeprefix(kind) if path.name.startswith(kind) else "json"
+    return path.with_name(f"raw.{rest}.xz")
 
 
 def _run_of(name: str, runs: str) -> "Run":
