@@ -6,9 +6,10 @@ import pytest
 from support.loops import OP
 from support.sets import build
 
+from kgen.diagnosis import static
 from kgen.loop import cost, matrix
 from kgen.loop.settings import ARCHS, Settings
-from kgen.records import BuildRecord, Candidate, KernelFacts, Launch, LaunchArg, Origin
+from kgen.records import BuildRecord, Candidate, KernelFacts, Launch, LaunchArg, Origin, to_json
 
 POINT = OP.problem("k3-tp8", 8, "sm_90a")
 
@@ -85,3 +86,48 @@ def test_other_axes_take_their_default() -> None:
     settings = Settings(op.name, "search", dims=("nano",), bins=(4,)).checked(op)
     assert {p.axes["variant"] for p in matrix.full(op, settings)} == {"delta"}
     assert [p.tokens for p in matrix.quick(op, settings)] == [4]
+
+
+def told(made: BuildRecord) -> list[str]:
+    launches = [to_json(cost.launch_cost(OP, made, launch).__dict__) for launch in made.launches]
+    return static.lines({"us": us(made), "launches": launches})
+
+
+@pytest.mark.parametrize(
+    ("made", "most"),
+    [
+        (record(), "bytes once"),  # two whole waves, enough in flight
+        (record(grid=132, threads=32, global_loads_16b=1), "too few bytes in flight (0.512 of 27 kB an SM)"),
+        (record(stack=640), "spills (640 B a thread)"),
+        (record(grid=16, threads=1024), "waiting for the last one (16 blocks)"),
+    ],
+    ids=["plain", "thin", "spills", "uneven"],
+)
+def test_the_terms_that_are_told_add_up_to_the_cost_and_the_largest_is_named(made: BuildRecord, most: str) -> None:
+    found = cost.launch_cost(OP, made, made.launches[0])
+    parts = found.launch_us + found.bytes_us + found.thin_us + found.uneven_us + found.spill_us
+    assert parts == pytest.approx(found.us)
+    first, remedies = told(made)
+    total, _, terms = first.removeprefix(f"{POINT.key}: ").partition(" µs = ")
+    assert float(total) == pytest.approx(sum(float(t.split()[0]) for t in terms.split(" + ")), abs=0.03)
+    assert most in max(terms.split(" + ")[1:], key=lambda t: float(t.split()[0]))
+    assert remedies.startswith("What lowers it, largest term first: ")
+
+
+def test_bytes_are_those_of_a_plain_read_and_launches_are_counted() -> None:
+    # 3 * 768 * 7168 weights and two times 8 * 7168 activations, bf16, at 4.48 MB/us: 7.42 us
+    (launch,) = record().launches
+    two = replace(record(), launches=(launch, replace(launch, args=())))
+    assert "4.00 launches (2) + 7.42 bytes once at a plain read's rate (33.3 MB)" in told(two)[0]
+
+
+def test_at_the_small_dims_the_cost_is_said_to_be_no_time() -> None:
+    small = replace(record(grid=4), problem=OP.problem("nano", 8, "sm_90a"))
+    assert told(small)[-1] == static.SMALL and static.SMALL not in told(record(grid=4))
+    finer = replace(record(grid=8), problem=small.problem)
+    assert us(finer) < us(small)  # which is why it is said
+
+
+@pytest.mark.parametrize("evidence", [None, {}, {"launches": 3}, {"launches": [{"us": 1.0}, 7]}])
+def test_evidence_without_terms_says_nothing(evidence: object) -> None:
+    assert static.lines(evidence) == []

@@ -14,7 +14,9 @@ For each launch of a call, in µs:
 
 The cost of a candidate is the sum over the quick tier. It orders designs that differ in these things and knows nothing
 of instruction order, bank conflicts or cache policy: it picks finalists, it never judges. Constants are round figures
-of an H200 and a B300; only their proportions matter.
+of an H200 and a B300; only their proportions matter. It counts with all SMs at the small dims too, where there is
+hardly a block: it falls there with every further split, which says nothing of a time. kgen.diagnosis.static has it in
+words.
 """
 
 import math
@@ -43,7 +45,7 @@ MACHINES: Mapping[str, Machine] = {"sm_90a": Machine(132, 4.48e6), "sm_103a": Ma
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """What one launch is made of; `us` is the guess."""
+    """What one launch is made of; `us` is the guess, and the sum of the five terms (µs) at the end."""
 
     kernel: str
     us: float
@@ -52,6 +54,14 @@ class LaunchCost:
     stack_bytes: int
     in_flight: float  # bytes an SM
     waves: float
+    problem: str = ""  # its key
+    blocks: int = 0
+    small: bool = False  # whether its dims are the op's small ones
+    launch_us: float = 0.0
+    bytes_us: float = 0.0  # at the rate of a plain read
+    thin_us: float = 0.0  # what too few bytes in flight add to that
+    uneven_us: float = 0.0  # then SMs that wait for the last block
+    spill_us: float = 0.0
 
 
 def resident_blocks(launch: Launch, kernel: KernelFacts) -> int:
@@ -84,7 +94,25 @@ def launch_cost(op: Op, record: BuildRecord, launch: Launch) -> LaunchCost:
         overhead += DEPENDENT_LAUNCH_US
     spilled = 1.0 + SPILL_SHARE * kernel.stack_bytes
     us = overhead + spilled * bytes_ / (machine.bytes_per_us * busy * math.sqrt(balance))
-    return LaunchCost(kernel.name, us, bytes_, kernel.registers, kernel.stack_bytes, in_flight, per_sm / fits)
+    plain = bytes_ / machine.bytes_per_us
+    thin, even = plain / busy, plain / (busy * math.sqrt(balance))
+    return LaunchCost(
+        kernel.name,
+        us,
+        bytes_,
+        kernel.registers,
+        kernel.stack_bytes,
+        in_flight,
+        per_sm / fits,
+        problem=record.problem.key,
+        blocks=blocks,
+        small=record.problem.dims == op.pack.small,
+        launch_us=overhead,
+        bytes_us=plain,
+        thin_us=thin - plain,
+        uneven_us=even - thin,
+        spill_us=(spilled - 1.0) * even,
+    )
 
 
 def _block_in_flight(record: BuildRecord, launch: Launch, kernel: KernelFacts) -> float:
