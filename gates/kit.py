@@ -101,7 +101,7 @@ def _sound(contents: Contents) -> list[BuildRecord]:
 
 
 def _table(runs: Sequence[Contents], files: list[dict[str, Any]]) -> dict[str, Any]:
-    from kgen.gates.kit_host import USAGE
+    from kgen.gates.kit_args import USAGE
 
     return {
         "schema": "kgen.kit/2",

@@ -10,9 +10,9 @@ import json
 import lzma
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,21 @@ from kgen.gates import kit_results as results
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.counters import Counters, CounterSet
 from kgen.gates.environment import device_arch, environment
-from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
-from kgen.gates.gpu.quarantine import NoDevice
+from kgen.gates.kit_args import chosen, parse, part_given, words
 from kgen.gates.kit_results import EvidenceSet
+from kgen.gates.kit_together import Seat, apart, judge
 from kgen.gates.kit_units import (
-    GATE_NAMES,
+    MODEL,
     RUN,
     CarriedCandidate,
     Done,
+    Ensemble,
     Runner,
     Unit,
     carried_in,
+    ensemble,
     part_of,
+    piece,
     talking,
     units,
     wants,
@@ -41,30 +44,11 @@ from kgen.gates.kit_units import (
 from kgen.gates.runner.job import spec
 from kgen.gates.runner.rank import rank
 from kgen.ops import REGISTRY
-from kgen.records import GateResult, RecordError, Status, canonical_json, from_json, sha256_bytes, to_json
+from kgen.records import Evidence, RecordError, Status, from_json, to_json
 from kgen.store.errors import StoreError
 from kgen.store.runs import utc_now
 from kgen.store.signing import check, sign
 
-USAGE = """\
-python kit.pyz [--out FILE] [--raw FILE] [--gates numeric,model,perf] [--ops OP,OP] [--points WORD,WORD]
-               [--part I/N] [--deadline S]
-python kit.pyz --rank [--out FILE] [--ops OP,OP] [--points WORD,WORD]
-python kit.pyz --counters [--out FILE] [--ops OP,OP]
-
-Runs the gates of the kernels inside on this machine's GPU; needs Python, torch with CUDA and cc, no network. A kit of
-several runs writes a file of each kind for each run: evidence.RUN.json, raw.RUN.json.xz.
-  --out       signed evidence, written after every piece and taken up again (default evidence.json)
-  --raw       raw samples of the timings (default raw.json.xz)
-  --gates     which gates, in this order
-  --ops       only the runs of these ops
-  --points    only problems with one of these words: t8, nano, sm_90a, or a whole problem key
-  --part I/N  only every N-th piece, from the I-th: for a GPU that is there for minutes only; ingest all files together
-  --deadline  seconds that one piece may take (default 480)
-  --rank      only time and compare all kernels quickly: no evidence
-  --counters  only read hardware counters with Nsight Compute (ncu), off the clock (default counters.json): no evidence
-  --plan      list the pieces of work and stop
-"""
 PASSED, FAILED, BAD_USAGE, RETRY, UNSOUND = 0, 1, 2, 4, 5
 
 
@@ -83,7 +67,7 @@ class Host:
     def __init__(
         self, root: Path, info: dict[str, Any], args: argparse.Namespace, arch: str, run: Mapping[str, Runner] = RUN
     ) -> None:
-        self.root, self.args, self.arch, self.run = root, args, arch, run
+        self.root, self.info, self.args, self.arch, self.run = root, info, args, arch, run
         self.run_id, self.key = str(info["run"]), bytes.fromhex(info["key"])
         self.kit = str(info["kit"])
         self.op: Op = REGISTRY.get(str(info["op"]))
@@ -94,7 +78,7 @@ class Host:
 
     def units(self) -> list[Unit]:
         """The pieces asked for."""
-        gates, wanted = _words(self.args.gates), _words(self.args.points)
+        gates, wanted = words(self.args.gates), words(self.args.points)
         if unknown := [g for g in gates if g not in self.run]:
             raise ValueError(f"no gate {unknown[0]!r}; gates: {', '.join(self.run)}")
         objects = self.root / "objects"
@@ -102,7 +86,7 @@ class Host:
         if not found:
             text = f"no kernel of {self.op.name} for {self.arch or 'no GPU'} fits --points {self.args.points!r}"
             raise NothingToRun(f"nothing to run: {text}")
-        index, count = _part(self.args.part)
+        index, count = part_given(self.args.part)
         return found[index - 1 :: count]
 
     def _for(self, candidate: CarriedCandidate) -> CarriedCandidate:
@@ -115,43 +99,64 @@ class Host:
 
     def gates(self) -> int:
         """Run what is not done yet."""
-        found, todo = self._resumed(), self.units()
+        found, todo = self.resumed(), self.units()
         raw = self._resumed_raw(found)
         for number, unit in enumerate(todo, 1):
             where = f"[{number}/{len(todo)}] {unit.candidate[:12]} {unit.name}"
             finished = found.judged(unit.candidate, unit.name, unit.objects)
-            if self._given_up(found, unit) and finished is None:
+            if finished is None and found.failed(unit.candidate):
                 say(f"{where}: left out, the candidate has failed")
                 continue
             if finished is None:
                 started = utc_now()
                 say(f"{where} ...")
                 done = self._run(unit)
-                evidence = part_of(self.op, self.run_id, self.arch, self.kit, unit, done, started)
-                found = found.with_part(sign(evidence, self.key))
+                finished = part_of(self.op, self.run_id, self.arch, self.kit, unit, done, started)
                 if done.raw:
                     raw[f"{unit.candidate} {unit.name}"] = done.raw
                     write(self.raw_path, results.pack_raw(raw))
-                write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
-                finished = evidence
+                found = self.keep(found, finished)
             for result in finished.results:
                 say(f"{where}: {result.status}  {result.code}  {result.message[:160]}  ({result.seconds:.0f} s)")
         return self._conclude(found, todo)
 
-    def _run(self, unit: Unit) -> Done:
-        whose, seconds = f"{unit.name} of {unit.candidate[:12]}", self.args.deadline + JUDGING_SECONDS
-        try:
-            with leased("cuda", whose, seconds, say=lambda line: say(f"  {line}")):
-                return self.run[unit.gate](self.op, unit, self.root / "cache" / "linked", self.args.deadline)
-        except NoDevice:  # nothing else could run either
-            raise
-        # The boundary of a piece: what goes wrong with the machine is its result, and the other pieces go on.
-        except Exception as error:  # noqa: BLE001
-            traceback.print_exc()
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
-            return Done(GateResult(GATE_NAMES[unit.gate], Status.ERROR, "kit.error", text, contract=GATE_CONTRACT))
+    def keep(self, found: EvidenceSet, part: Evidence) -> EvidenceSet:
+        """Sign one more part and write the file anew."""
+        found = found.with_part(sign(part, self.key))
+        write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
+        return found
 
-    def _resumed(self) -> EvidenceSet:
+    def seat(self) -> Seat | None:
+        """This run's candidate for an evaluation together; None without a single one that is due."""
+        found = self.resumed()
+        due = [u for u in self.units() if u.gate == MODEL and not found.failed(u.candidate)]
+        due = [u for u in due if found.judged(u.candidate, u.name, u.objects) is None]
+        if len(due) != 1 or apart(self.op):
+            return None
+        (unit,) = due
+
+        def keep(done: Done, started: str, others: Mapping[str, str]) -> None:
+            part = part_of(self.op, self.run_id, self.arch, self.kit, unit, done, started, others)
+            self.keep(self.resumed(), part)
+
+        return Seat(self.op, unit, keep)
+
+    def up_to_model(self) -> int:
+        """The gates that are asked for before the model gate."""
+        asked = words(self.args.gates)
+        before = asked[: asked.index(MODEL)] if MODEL in asked else []
+        if not before:
+            return PASSED
+        args = argparse.Namespace(**{**vars(self.args), "gates": ",".join(before)})
+        return Host(self.root, self.info, args, self.arch, self.run).gates()
+
+    def _run(self, unit: Unit) -> Done:
+        whose = f"{unit.name} of {unit.candidate[:12]}"
+        cache, deadline = self.root / "cache" / "linked", self.args.deadline
+        return piece(unit.gate, whose, deadline, say, lambda: self.run[unit.gate](self.op, unit, cache, deadline))
+
+    def resumed(self) -> EvidenceSet:
+        """The parts that the evidence file holds already. Raises Unsound for another kit's, or an altered one."""
         if not self.out.exists():
             return EvidenceSet(self.run_id, self.kit)
         try:
@@ -170,14 +175,6 @@ class Host:
             return dict(json.loads(lzma.decompress(self.raw_path.read_bytes())))
         except (lzma.LZMAError, ValueError):
             raise Unsound(f"{self.raw_path} is damaged; choose other --out and --raw files") from None
-
-    def _given_up(self, found: EvidenceSet, unit: Unit) -> bool:
-        return any(
-            p.evidence.candidate == unit.candidate
-            and results.status_of(p.evidence) is Status.FAIL
-            and not all(r.code in results.NEUTRAL for r in p.evidence.results)
-            for p in found.parts
-        )
 
     def _conclude(self, found: EvidenceSet, todo: Sequence[Unit]) -> int:
         mine = results.distinct(p.evidence for p in found.parts)
@@ -206,7 +203,7 @@ class Host:
 
     def rank(self) -> int:
         """Time all kernels for this GPU quickly; prints a table, writes JSON with --out."""
-        wanted = _words(self.args.points)
+        wanted = words(self.args.points)
         found = [
             (c.id, carried_in(self.root / "objects", b))
             for c in self.candidates
@@ -237,8 +234,10 @@ class Host:
         found: list[Counters] = []
         for candidate in self.candidates:
             pieces = [carried_in(self.root / "objects", b) for b in candidate.builds]
-            for piece in counters.chosen(self.op, pieces, self.arch):
-                found.append(counters.take(piece, cache=self.root / "cache" / "linked", seconds=self.args.deadline))
+            for chosen_build in counters.chosen(self.op, pieces, self.arch):
+                found.append(
+                    counters.take(chosen_build, cache=self.root / "cache" / "linked", seconds=self.args.deadline)
+                )
                 each = found[-1]
                 said = f"skip: {each.skipped}" if each.skipped else f"{len(each.kernels)} kernels"
                 say(f"{each.problem:40} {candidate.id[:12]} counters: {said}")
@@ -254,14 +253,16 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
     args = parse(argv)
     try:
         arch, worst, idle = device_arch(), PASSED, []
-        for each in chosen(info, args):
-            host = Host(Path(root), *each, arch, talking(lambda line: say(f"  {line}")))
+        hosts = [Host(Path(root), *each, arch, talking(lambda line: say(f"  {line}"))) for each in chosen(info, args)]
+        if args.together:
+            together(hosts, args.deadline)
+        for host in hosts:
             try:
                 asked = host.plan if args.plan else host.rank if args.rank else host.counters if args.counters else None
                 worst = worse(worst, (asked or host.gates)())
             except NothingToRun as nothing:
                 idle.append(nothing)
-        if len(idle) == len(info["runs"]):
+        if len(idle) == len(hosts):
             raise idle[0]
         return worst
     except Unsound as error:
@@ -274,60 +275,24 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
         return complain(f"{error.filename or ''}: {error.strerror or error}", RETRY)
 
 
-def chosen(info: Mapping[str, Any], args: argparse.Namespace) -> list[tuple[dict[str, Any], argparse.Namespace]]:
-    """What the kit says of each run that --ops leaves, and the arguments for it: a run has files of its own where the
-    kit has several. Raises ValueError for an op that the kit does not have."""
-    runs, wanted, digest = info["runs"], _words(args.ops), sha256_bytes(canonical_json(info))
-    if unknown := [op for op in wanted if op not in {line["op"] for line in runs}]:
-        raise ValueError(f"no run of {unknown[0]!r} in this kit; it has {', '.join(line['op'] for line in runs)}")
-    found = []
-    for line in runs:
-        if not wanted or line["op"] in wanted:
-            own = argparse.Namespace(**vars(args))
-            if len(runs) > 1:
-                own.out, own.raw = (of_run(path, line["run"]) for path in (args.out, args.raw))
-            found.append(({**line, "kit": digest, "gate_contract": info["gate_contract"]}, own))
-    return found
-
-
-def of_run(path: str, run: str) -> str:
-    """A run's own file where a kit has several: out/raw.json.xz -> out/raw.RUN.json.xz."""
-    given = Path(path)
-    stem, dot, rest = given.name.partition(".")
-    return str(given.with_name(f"{stem}.{run}{dot}{rest}"))
+def together(hosts: Sequence[Host], deadline: float, run: Ensemble = ensemble) -> None:
+    """The model gate once for all runs, after what is asked for before it; what is left, the runs do one by one."""
+    seats: list[Seat] = []
+    for host in hosts:
+        try:
+            host.up_to_model()
+            seat = host.seat()
+        except NothingToRun:
+            continue
+        if seat is not None and seat.op.name not in {s.op.name for s in seats}:
+            seats.append(seat)
+    if len(seats) > 1:
+        judge(seats, partial(run, say=lambda line: say(f"  {line}")), hosts[0].root / "cache" / "linked", deadline, say)
 
 
 def worse(one: int, other: int) -> int:
     """Of two exit codes: that a candidate failed is said before that something has to be run again."""
     return FAILED if FAILED in (one, other) else max(one, other)
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="kit.pyz", usage=USAGE, add_help=False)
-    parser.add_argument("--out")
-    parser.add_argument("--raw", default="raw.json.xz")
-    parser.add_argument("--gates", default=",".join(GATE_NAMES))
-    parser.add_argument("--ops", default="")
-    parser.add_argument("--points", default="")
-    parser.add_argument("--part", default="1/1")
-    parser.add_argument("--deadline", type=float, default=480.0)
-    parser.add_argument("--rank", action="store_true")
-    parser.add_argument("--counters", action="store_true")
-    parser.add_argument("--plan", action="store_true")
-    args = parser.parse_args(list(argv))
-    args.out_given, args.out = bool(args.out), args.out or ("counters.json" if args.counters else "evidence.json")
-    return args
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
-def _part(text: str) -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
-        raise ValueError(f"--part {text!r} is not I/N with 1 <= I <= N")
-    return int(index), int(count)
 
 
 def write(path: Path, data: bytes) -> None:

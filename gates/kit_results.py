@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from kgen.records import Evidence, GateResult, SignedEvidence, Status, canonical_json, sha256_bytes
 
 UNIT = "unit"  # the fact that names a part within its candidate, e.g. "unit-numeric nano t1-t4"
+TOGETHER = "together"  # the fact that names other candidates in place in the same evaluation, by op
 # A part whose findings say so passes when another part of the same gate passed outright: a sweep needs one win, and
 # not one in every part.
 NEUTRAL: Mapping[str, str] = {"perf.no_win": "perf.pass"}
@@ -45,6 +46,15 @@ class EvidenceSet:
             if same and status_of(evidence) in JUDGED:
                 return evidence
         return None
+
+    def failed(self, candidate: str) -> bool:
+        """Whether a candidate has failed for good: nothing more of it is run."""
+        return any(
+            part.evidence.candidate == candidate
+            and status_of(part.evidence) is Status.FAIL
+            and not all(r.code in NEUTRAL for r in part.evidence.results)
+            for part in self.parts
+        )
 
 
 def unit_of(evidence: Evidence) -> str:

@@ -1,5 +1,6 @@
 """The pieces of work of a kit: one gate of one candidate on a few points, each minutes at most, and their evidence."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,12 +11,15 @@ from kgen.contract import Op
 from kgen.gates import modeleval, numeric, perf
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import environment
-from kgen.gates.kit_results import UNIT, raw_digest
-from kgen.records import BuildRecord, Evidence, GateResult, PerfPoint
+from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
+from kgen.gates.gpu.quarantine import NoDevice
+from kgen.gates.kit_results import TOGETHER, UNIT, raw_digest
+from kgen.records import BuildRecord, Evidence, GateResult, PerfPoint, Status
 from kgen.store.cache import OBJECT_SUFFIX, Blobs
 from kgen.store.runs import utc_now
 
 BINS_A_UNIT = 4
+MODEL = "model"  # of the gates, the one that judges a whole candidate at once
 Say = Callable[[str], None]
 
 
@@ -73,10 +77,10 @@ def units(
     found = []
     for gate in gates:
         due = [b for b in builds if covers(gate, b.record, op)]
-        for label, group in _groups(due) if gate != "model" else [("", due)]:
+        for label, group in _groups(due) if gate != MODEL else [("", due)]:
             name = f"{GATE_NAMES[gate]} {label}".strip()
             if group:
-                own = tuple(mutants) if gate == "model" else ()
+                own = tuple(mutants) if gate == MODEL else ()
                 keys = {b.record.problem.key for b in group} if gate == "perf" else set()
                 rivals = tuple(c for c in champions if c.record.problem.key in keys)
                 found.append(Unit(gate, name, candidate.id, tuple(group), own, rivals))
@@ -113,8 +117,18 @@ def _groups(builds: Sequence[Carried]) -> list[tuple[str, list[Carried]]]:
     return found
 
 
-def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, started: str) -> Evidence:
-    """One piece's evidence. `kit` is the hash of the kit's table of contents, "" where no kit is involved."""
+def part_of(
+    op: Op,
+    run: str,
+    arch: str,
+    kit: str,
+    unit: Unit,
+    done: Done,
+    started: str,
+    beside: Mapping[str, str] | None = None,
+) -> Evidence:
+    """One piece's evidence. `kit` is the hash of the kit's table of contents, "" where no kit is involved; `beside`
+    are other candidates that were in place in the same evaluation, by op."""
     seeds, timed = done.result.evidence.get("seeds", {}), unit.gate == "perf"
     return Evidence(
         op=op.name,
@@ -135,17 +149,33 @@ def part_of(op: Op, run: str, arch: str, kit: str, unit: Unit, done: Done, start
             UNIT: unit.name,
             "kit": kit,
             "mutants": {f"{m.record.problem.key} {m.record.defect}": m.record.object_sha256 for m in unit.mutants},
+            **({TOGETHER: dict(beside)} if beside else {}),
             **({"champions": {c.record.problem.key: c.record.object_sha256 for c in unit.champions}} if timed else {}),
         },
     )
 
 
 Runner = Callable[[Op, Unit, Path, float], Done]
+Ensemble = Callable[..., Done]  # of ops, their units, a cache folder, a deadline in seconds
+
+
+def piece(gate: str, whose: str, deadline: float, say: Say, work: Callable[[], Done]) -> Done:
+    """One piece of work with the GPU to itself. What goes wrong with the machine is its result; raises NoDevice."""
+    try:
+        with leased("cuda", whose, deadline + JUDGING_SECONDS, say=lambda line: say(f"  {line}")):
+            return work()
+    except NoDevice:  # nothing else could run either
+        raise
+    # The boundary of a piece: the other pieces go on.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+        return Done(GateResult(GATE_NAMES[gate], Status.ERROR, "kit.error", text, contract=GATE_CONTRACT))
 
 
 def talking(say: Say) -> Mapping[str, Runner]:
     """The gates; the one that takes minutes says how far it is."""
-    return {**RUN, "model": partial(_model, say=say)}
+    return {**RUN, MODEL: partial(_model, say=say)}
 
 
 def _numeric(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
@@ -160,5 +190,14 @@ def _perf(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
     return Done(*perf.run(op, unit.artefacts, cache=cache, champion=unit.champions, deadline=deadline))
 
 
-RUN: Mapping[str, Runner] = {"numeric": _numeric, "model": _model, "perf": _perf}
-GATE_NAMES: Mapping[str, str] = {"numeric": numeric.GATE, "model": modeleval.GATE, "perf": perf.GATE}
+def ensemble(
+    ops: Sequence[Op], units: Sequence[Unit], cache: Path, deadline: float, say: Say = lambda line: None
+) -> Done:
+    """The model gate of one candidate of each op, all in place at once."""
+    artefacts = [a for unit in units for a in unit.artefacts]
+    mutants = [m for unit in units for m in unit.mutants]
+    return Done(modeleval.run(ops, artefacts, mutants, cache=cache, deadline=deadline, say=say))
+
+
+RUN: Mapping[str, Runner] = {"numeric": _numeric, MODEL: _model, "perf": _perf}
+GATE_NAMES: Mapping[str, str] = {"numeric": numeric.GATE, MODEL: modeleval.GATE, "perf": perf.GATE}

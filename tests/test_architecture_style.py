@@ -16,7 +16,7 @@ BROAD = {
     "gates/runner/__main__.py": "a runner process: the judge must get a reason, whatever happened",
     "gates/builder/job.py": "a candidate's code may raise anything",
     "gates/builder/server.py": "a fork of the build server ends here, whatever it was",
-    "gates/kit_host.py": "a kit on a foreign host: one unit's failure is recorded and the others go on",
+    "gates/kit_units.py": "a kit on a foreign host: one unit's failure is recorded and the others go on",
     "pipeline/serve/load.py": "serving falls back to the stock op on any doubt",
     "pipeline/proposers/chat.py": "a thread's boundary: the table of faults decides whose fault it was",
     "pipeline/agents/worker.py": "a job's boundary: its client is told in one line, and the next job is another run's",

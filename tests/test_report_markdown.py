@@ -15,6 +15,7 @@ from kgen.records import Candidate, GateResult, Origin, SignedEvidence, Status
 from kgen.report import MAX_BYTES, Document, as_json, markdown, read
 from kgen.report.text import cell, code, fenced
 from kgen.store import Run, Runs
+from kgen.store.signing import sign
 
 
 @pytest.fixture
@@ -83,6 +84,19 @@ def test_the_model_table_shows_ratios_agreement_and_mutants(promotable: Document
     assert answers == [["tasks nano t64 graph", task, *marks] for task in ("gated", "recall")]
     assert path == ["free nano t16 s4096 graph", "52 in 4000", "50 in 4100", "1.040 [0.800, 1.300]"]
     assert "Mutant `moe_shared tile_scale` (slice-tp8)" in text and "refused" in text
+
+
+def test_candidates_that_were_judged_together_are_named(promotable: Document, tmp_path: Path) -> None:
+    assert "other candidates in place" not in markdown(promotable)
+    made = proven(tmp_path / "other", tmp_path / "cache2")
+    case = made.case.evidence
+    facts = {**case.evidence.facts, "together": {"attn_res": "ab12" * 16, "kda_core": "cd34" * 16}}
+    signed = sign(replace(case.evidence, facts=facts), made.run.key())
+    with made.run.lock():
+        take_in(made.run, Ingested(signed, made.case.raw, "own-key"))
+    text = markdown(read(made.run, OP))
+    said = "Judged with other candidates in place as well, all at once: attn_res `ab12ab12ab12`, kda_core `cd34cd34cd34`."
+    assert said in text.split("## In the model")[1].split("## ")[0]
 
 
 def test_the_perf_table_has_interval_roofline_and_label_for_each_point(promotable: Document) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kgen.diagnosis.shown import of_failure
+from kgen.gates.kit_results import TOGETHER
 from kgen.gates.kit_units import GATE_NAMES
 from kgen.records import GATES, PerfPoint, Status
 from kgen.records.envelope import HEADLINE, envelope
@@ -144,6 +145,8 @@ def model(doc: Document) -> str:
     said = "Distances to float64 of the candidate's decode over stock's own (1 = as near), with 95 % intervals."
     head = ["model", "mode", "logits", "hidden rows", "KL", "greedy tokens", "McNemar p"]
     parts = [f"## In the model\n\n{said}\n\n" + table(head, rows)]
+    if beside := _beside(doc):
+        parts.append(f"Judged with other candidates in place as well, all at once: {beside}.")
     if answers := _answers(models):
         words = "Items that each side answered; the difference is candidate minus stock, with its 95 % interval."
         parts.append(f"{words}\n\n" + table(["exercise", "task", "items", "candidate", "stock", "difference"], answers))
@@ -160,6 +163,13 @@ def model(doc: Document) -> str:
             f"Mutant {code(defect)} ({cell(found.get('model', ''))}): {verdict}. {cell(found.get('first', ''))}"
         )
     return "\n\n".join(parts)
+
+
+def _beside(doc: Document) -> str:
+    """Candidates of other ops that were in place in the same evaluation."""
+    evidence = doc.subject.evidence if doc.subject else None
+    found = evidence.facts.get(TOGETHER) if evidence else None
+    return ", ".join(f"{cell(op)} {code(str(c)[:12])}" for op, c in found.items()) if isinstance(found, Mapping) else ""
 
 
 def _answers(models: Mapping[str, Any]) -> list[list[str]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kgen.contract import Op
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.ingest import Ledger
 from kgen.gates.kit_results import UNIT, EvidenceSet, raw_digest
@@ -40,15 +41,23 @@ class Made:
     object: Path
 
 
-def make(folder: Path, tokens: int, dims: str = SERVED, defect: str = "", arch: str = ARCH) -> Made:
+def make(
+    folder: Path,
+    tokens: int,
+    dims: str = SERVED,
+    defect: str = "",
+    arch: str = ARCH,
+    op: Op = OP,
+    candidate: str = CANDIDATE,
+) -> Made:
     """A build record and its object file, whose bytes say what it is."""
-    data = f"{tokens} {dims} {defect} {arch}".encode() * 50
+    data = f"{tokens} {dims} {defect} {arch}{'' if op is OP else f' {op.name}'}".encode() * 50
     sha256 = sha256_bytes(data)
     path = folder / f"{sha256}.o"
     path.write_bytes(data)
     record = BuildRecord(
-        candidate=CANDIDATE,
-        problem=OP.problem(dims, tokens, arch),
+        candidate=candidate,
+        problem=op.problem(dims, tokens, arch),
         function="kgen_entry",
         object_sha256=sha256,
         object_bytes=len(data),
