@@ -158,6 +158,19 @@ def test_a_sequence_is_held_against_stocks_usual_row_where_stock_was_lucky_there
     assert judged(bad, unlucky, DRIFTS).numbers["exercises"][place]["sequence"] == [1, 2.0]
 
 
+def test_where_stock_is_exact_a_sequence_that_is_exact_too_is_as_near_and_any_other_infinitely_far() -> None:
+    two, place = [0, 0, 0, 1, 1, 1], " ".join((DRIFTS.name, EAGER))
+    exact = measured([0.0] * 6, sequence=two)
+    assert judged(exact, exact, DRIFTS).breaches == ()
+    assert judged(exact, exact, DRIFTS).numbers["exercises"][place]["sequence"] == [1, 1.0]
+    one_row = measured([1e-9, 0.0, 1e-9, 0.0, 0.0, 0.0], sequence=two)  # its best row is exact
+    assert judged(one_row, exact, DRIFTS).numbers["exercises"][place]["sequence"] == [1, 1.0]
+    every_row = measured([1e-9, 1e-9, 1e-9, 0.0, 0.0, 0.0], sequence=two)
+    found = judged(every_row, exact, DRIFTS)
+    assert found.numbers["exercises"][place]["sequence"] == [0, float("inf")]
+    assert any(f"{place}: sequence 0 is, at every step, infx as far" in b.message for b in found.breaches)
+
+
 def test_a_pool_right_at_its_limits_passes_and_just_above_does_not() -> None:
     more = 1 + 1e-9
     at = measured([limits.POOLED] * 6, other=[limits.POOLED] * 6, blocks=(1.0, 1.0, limits.BLOCK))

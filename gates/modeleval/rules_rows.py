@@ -3,6 +3,7 @@
 The same rules judge candidates and mutants. Stock's own distance from float64 is the yardstick.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,12 +189,14 @@ def _worst_block(tested: Rows, stock: Rows, beside: bool) -> tuple[int, float]:
 
 
 def _worst_sequence(tested: Rows, stock: Rows) -> tuple[int, float]:
-    """The sequence whose best row is worst, and that row's distance over stock's usual one, here or everywhere."""
+    """The sequence whose best row is worst, and that row's distance over stock's usual one, here or everywhere: 1 if
+    both are 0, infinite if only stock's is, as everywhere (`distance.Ratio`)."""
     found = []
     usual = float(stock.hidden.median())
     for name in torch.unique(tested.sequence).tolist():
         mine, theirs = (side.hidden[side.sequence == name] for side in (tested, stock))
-        found.append((float(mine.min()) / max(float(theirs.median()), usual), int(name)))
+        best, allowed = float(mine.min()), max(float(theirs.median()), usual)
+        found.append((best / allowed if allowed else math.inf if best else 1.0, int(name)))
     ratio, place = max(found)
     return place, ratio
 
