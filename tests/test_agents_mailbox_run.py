@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.loops import FORBIDDEN, SECONDS, called, kgen, source, started, the_run
 
+from kgen.diagnosis.static import SMALL
+from kgen.loop.building import quick_result
 from kgen.loop.rounds import read_rounds
 from kgen.store import Run
 
@@ -71,6 +73,29 @@ def test_the_folder_tells_each_verdict_and_the_end(finished: Desk) -> None:
     first, second = ((finished.desk / f"000{n}-verdict.md").read_text() for n in (1, 2))
     assert "refused at `compile` with `screen.import`" in first and ": staged" in second.splitlines()[0]
     assert "The run is over: staged" in (finished.desk / "done.md").read_text()
+
+
+def test_verdicts_and_the_end_say_the_cost_the_rank_and_what_it_is_made_of(finished: Desk) -> None:
+    first, second = ((finished.desk / f"000{n}-verdict.md").read_text() for n in (1, 2))
+    right = finished.run.folders()[1]
+    quick = quick_result(right)
+    assert quick is not None
+    cost = f"static cost {quick.evidence['cost']['us']:.2f} µs"
+    assert f"It is the best so far, number 1 of the 1 candidate that no gate refused: {cost}." in second
+    assert f"the best so far is {right.short_id} (`0002-answer.py`): {cost}." in first and "It has no rank" in first
+    done = (finished.desk / "done.md").read_text()
+    assert f"| 1 | {right.short_id} | 0002-answer.py | {cost} |" in done
+    for page in (second, done):
+        assert "The run's order: by static cost (summed over 1 tokens), least first." in page
+        assert " launches (" in page and SMALL in page and "What lowers it, largest term first" in page
+    assert "static bytes by phase" in second and "resident an SM" in second and "Fix: " not in second
+
+
+def test_no_verdict_of_the_last_round_asks_for_another_candidate(finished: Desk) -> None:
+    for number in (1, 2):
+        page = (finished.desk / f"000{number}-verdict.md").read_text()
+        assert "Nothing more is asked in this run: " in page
+        assert "write a faster one" not in page and "in the next answer" not in page
 
 
 def test_the_run_holds_prompts_as_written_and_answers_as_received(finished: Desk) -> None:

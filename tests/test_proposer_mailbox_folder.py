@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.requests import failing, passing, request
+from support.requests import attempt, failing, passing, request
 
 from kgen.loop.asking import ask_all
 from kgen.proposers import Ask, Proposal, ProposalRequest, SetupError
-from kgen.proposers.base import Situation
+from kgen.proposers.base import Place, Situation, Standings
 from kgen.proposers.mailbox import MailboxProposer
-from kgen.proposers.mailbox_words import limits
+from kgen.proposers.mailbox_words import ending, limits, standing, verdict_page
 from kgen.records import Candidate, GateResult, Status, Verdict
 from kgen.store.errors import StoreError
 
@@ -302,3 +302,49 @@ def test_a_folder_that_has_gone_stops_questions_but_no_verdict(tmp_path: Path) -
     with pytest.raises(StoreError) as caught:
         looking(desk).propose(request(run))
     assert "\n" not in str(caught.value) and str(desk) in str(caught.value)
+
+
+LAUNCH = {"kernel": "k", "grid": [16, 1, 1], "block": [128, 1, 1], "registers": 32, "stack_bytes": 0, "smem": 0}
+PHASE = {"kernel": "k", "name": "start", "instructions": 9, "load_bytes": 16}
+
+
+@pytest.mark.parametrize(("dims", "advised"), [("nano", False), ("k3-tp8", True)])
+def test_a_verdict_shows_bytes_by_phase_and_launches_and_advises_on_served_sizes_only(dims: str, advised: bool) -> None:
+    facts = {"launches": [LAUNCH], "phases": [PHASE], "ptx": {"global_loads": 4}}
+    compiled = passing(problems={f"moe_shared/{dims}/t1/sm_90a": facts})
+    candidate, verdict = attempt(CODES[1], compiled)
+    page = verdict_page(candidate, verdict, Standings(places=(Place(candidate.id, 1, "v"),), small="nano"))
+    # 16 blocks of 128 threads with 16 bytes each are 32768 bytes
+    assert "k start: 9 instructions, 16 B read a thread = at most 0.0328 MB" in page
+    assert page.index("[phases]") < page.index("[launch]") and "16 blocks of 128" in page
+    assert ("only 16 blocks for 132 SMs" in page) is advised and "narrower" not in page
+    assert "[phases]" not in verdict_page(candidate, verdict)
+
+
+def test_every_page_of_a_right_candidate_names_the_best_and_by_what_it_is_that() -> None:
+    places = tuple(Place(f"{n}" * 64, n, f"static cost {n}.00 µs", f"mailbox/000{n}-answer.py") for n in (1, 2, 3))
+    now = Standings(places=places, measure="static cost (summed over 1 tokens)", over="3 rounds done")
+    said = {n: "\n".join(standing(str(n) * 64, now)) for n in (1, 2, 4)}
+    assert "It is the best so far, number 1 of the 3 candidates that no gate refused: static cost 1.00 µs." in said[1]
+    assert (
+        "number 2 of the 3 candidates" in said[2]
+        and "static cost 2.00 µs. The best so far is 111111111111 (`0001" in said[2]
+    )
+    assert "It has no rank" in said[4] and all(
+        "static cost (summed over 1 tokens), least first" in s for s in said.values()
+    )
+    done = ending("run-7", "staged", "3 rounds done", now)
+    assert [line.split("|")[1:3] for line in done.splitlines() if line.startswith("| ")][1:] == [
+        [f" {n} ", f" {str(n) * 12} "] for n in (1, 2, 3)
+    ]
+    assert "The best is 111111111111 (`0001-answer.py`): static cost 1.00 µs." in done
+    assert "|" not in ending("run-7", "refused", "") and standing("1" * 64, Standings()) == []
+
+
+@pytest.mark.parametrize("over", ["", "6 rounds done"])
+@pytest.mark.parametrize("result", [passing(), failing("m")], ids=["staged", "refused"])
+def test_what_to_do_next_is_said_only_where_something_is_asked_next(over: str, result: GateResult) -> None:
+    candidate, verdict = attempt(CODES[1], result)
+    page = verdict_page(candidate, verdict, Standings(over=over))
+    assert ("write a faster one" in page or "in the next answer" in page) is not bool(over)
+    assert ("Nothing more is asked in this run: 6 rounds done." in page) is bool(over)

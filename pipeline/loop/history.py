@@ -14,6 +14,7 @@ from kgen.loop.building import quick_result
 from kgen.loop.population import BROKEN, BUILT, RIGHT, STATIC, TIMED, Score, Specimen, shape, span, techniques
 from kgen.loop.replaying import recording
 from kgen.loop.rounds import read_rounds
+from kgen.loop.settings import Settings
 from kgen.loop.work import Work
 from kgen.promotion.gather import EVIDENCE
 from kgen.proposers.base import DESIGN
@@ -57,7 +58,12 @@ def basis(history: Iterable[Specimen]) -> str:
 
 def points_of(work: Work, folder: CandidateFolder) -> tuple[PerfPoint, ...]:
     """The candidate's timed points, () without evidence; in a replay those of the recorded run."""
-    if (recorded := recording(work.settings)) is not None and (then := recorded.points(folder.short_id)):
+    return timed_points(work.settings, folder)
+
+
+def timed_points(settings: Settings, folder: CandidateFolder) -> tuple[PerfPoint, ...]:
+    """The same for whoever only reads a run, by its settings."""
+    if (recorded := recording(settings)) is not None and (then := recorded.points(folder.short_id)):
         return then
     path = folder.file(EVIDENCE)
     return read_record(SignedEvidence, path).evidence.points if path.exists() else ()

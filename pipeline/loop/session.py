@@ -17,6 +17,7 @@ from kgen.loop.events import Observer, silent
 from kgen.loop.learning import teach
 from kgen.loop.rounds import read_rounds
 from kgen.loop.settings import Settings
+from kgen.loop.standing import standings
 from kgen.loop.steps import reopen, verdicts
 from kgen.loop.work import Work
 from kgen.pool.base import Executor
@@ -88,7 +89,7 @@ def work_on(
         run.finish(ended.outcome)
         _teach(work)
         if isinstance(proposer, Listener):
-            proposer.ended(run.path, ended.outcome, ended.why)
+            proposer.ended(run.path, ended.outcome, ended.why, standings(run, op, settings, over=ended.why))
     return ended
 
 

@@ -26,6 +26,7 @@ from kgen.loop.replaying import recording
 from kgen.loop.rounds import Round, read_rounds, write_failed, write_round
 from kgen.loop.situation import situation
 from kgen.loop.spending import PROPOSE
+from kgen.loop.standing import standings
 from kgen.loop.stopping import Standing, stop
 from kgen.loop.tools import tools_of
 from kgen.loop.work import Work
@@ -139,6 +140,7 @@ class Steps:
             round=number,
             tools=tools_of(work),
             situation=situation(work, number, [v for _, v in judged]),
+            standings=standings(work.run, work.op, settings, judged),
         )
 
     @property
@@ -184,15 +186,24 @@ class Steps:
                 settle(work, folder)
             except Refusal as refusal:  # our own parts do not make evidence: ours to repair, and to be seen
                 work.say(f"{folder.short_id}: {refusal.code}: {refusal}")
-            verdict = judge(folder)
-            if isinstance(work.proposer, Listener):
-                work.proposer.judged(work.run.path, folder.candidate(), verdict)
+            judge(folder)
+        self._tell(work.folders(state["candidates"]), state["round"] + 1)
         entry = self._round(state)
         if not entry.judged:
             seconds = time.monotonic() - work.started - self._counted
             costs = work.ledger.settled(entry.costs)
             write_round(work.run, replace(entry, judged=True, seconds=round(entry.seconds + seconds, 1), costs=costs))
         return state
+
+    def _tell(self, folders: Sequence[CandidateFolder], following: int) -> None:
+        """A proposer that listens is told the verdicts of a round once all of them are there, and how they stand."""
+        work = self.work
+        if isinstance(work.proposer, Listener):
+            ending = self._ending(following, specimens(work))
+            now = standings(work.run, work.op, work.settings, over=ending.reason if ending else "")
+            for folder in folders:
+                if (verdict := folder.verdict()) is not None:
+                    work.proposer.judged(work.run.path, folder.candidate(), verdict, now)
 
     @property
     def _counted(self) -> float:

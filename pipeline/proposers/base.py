@@ -115,6 +115,39 @@ class Situation:
     lessons: str = ""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A right candidate among those of its run: 1 is the best. `value`: the number that it stands by, in words.
+
+    `answer` is the file in the run folder that it came in, "" where it came in none.
+    """
+
+    id: str
+    rank: int
+    value: str
+    answer: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standings:
+    """How the candidates of a run stand when somebody is told of them.
+
+    `places`: what is right and has a number, best first, by the run's own order, which `measure` says in words.
+    `costs`: what static costs are made of, as lines of text by candidate id. `latest`: ids that the last judged round
+    brought. `over`: why nothing more is asked, "" while it may be. `small`: the dims whose builds say nothing of speed.
+    """
+
+    places: tuple[Place, ...] = ()
+    measure: str = ""
+    costs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    latest: tuple[str, ...] = ()
+    over: str = ""
+    small: str = ""
+
+    def place(self, candidate: str) -> Place | None:
+        return next((p for p in self.places if p.id == candidate), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProposalRequest:
     """One question to a proposer. `deadline_s` counts from the call; `count` is how many candidates are wanted.
@@ -139,6 +172,7 @@ class ProposalRequest:
     taken: frozenset[str] = frozenset()
     tools: tuple[Tool, ...] = ()  # read-only; for proposers that can offer them to a model
     situation: Situation | None = None  # of the run; None: nothing is known of it
+    standings: Standings | None = None  # of the history; None: nobody has looked
 
 
 @dataclass(frozen=True)
@@ -187,9 +221,9 @@ class Together(Protocol):
 class Listener(Protocol):
     """A proposer that wants to hear how it went on. It may be told the same again. Raises StoreError."""
 
-    def judged(self, run: Path, candidate: Candidate, verdict: Verdict) -> None: ...
+    def judged(self, run: Path, candidate: Candidate, verdict: Verdict, standings: Standings | None = None) -> None: ...
 
-    def ended(self, run: Path, outcome: str, why: str) -> None: ...
+    def ended(self, run: Path, outcome: str, why: str, standings: Standings | None = None) -> None: ...
 
 
 class ProposerFailure(Exception):

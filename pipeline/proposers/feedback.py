@@ -16,7 +16,7 @@ from kgen.diagnosis.findings import Diagnosis
 from kgen.diagnosis.shown import CHARACTERS, MAX_TOKENS, of_failure, of_speed, shown, tokens
 from kgen.diagnosis.words import cell
 from kgen.proposers import techniques
-from kgen.proposers.base import CROSSOVER, DESIGN, OPTIMISE, REPAIR, RESTART, Ask, History
+from kgen.proposers.base import CROSSOVER, DESIGN, OPTIMISE, REPAIR, RESTART, Ask, History, Place
 from kgen.proposers.quoting import CAPS, capped, strip_terminal
 from kgen.records import Candidate, GateResult, PerfPoint, RecordError, Status, Verdict, from_json, to_json
 
@@ -103,6 +103,20 @@ def feedback(
     return replace(chosen, values={**values, **chosen.values})
 
 
+def places(
+    history: History, points: Points | None = None, costs: Costs | None = None, measured: bool = False
+) -> tuple[tuple[Place, ...], str]:
+    """What is right, best first, and by which measure that is; arguments as those of `feedback`."""
+    view = _View(_judged(history, points or {}, costs or {}), measured, "")
+    found = sorted(((j, _standing(j, view)) for j in view.judged if j.rank), key=lambda pair: pair[0].rank)
+    measure = str(found[0][1]["measure"]) if found else ""
+    made = (
+        Place(j.candidate.id, j.rank, str(said["value"]), str(j.candidate.origin.detail.get("answer", "")))
+        for j, said in found
+    )
+    return tuple(made), measure
+
+
 @dataclass(frozen=True)
 class _View:
     """The history as it is told. `measured` and `small` are those of `feedback`."""
@@ -158,7 +172,7 @@ def _repair(entry: _Judged) -> Feedback:
 
 
 def _optimise(entry: _Judged, view: _View, wanted: Sequence[int] = ()) -> Feedback:
-    compiled = _served(entry.verdict.result("compile"), view.small)
+    compiled = served(entry.verdict.result("compile"), view.small)
     found = of_speed(compiled, entry.points).findings
     classes = techniques.classes([f for f in found if f.fix], compiled, wanted)
     return Feedback("optimise.md", {"best": _improved(entry, view)}, tuple(classes))
@@ -263,7 +277,7 @@ def _trimmed(text: str, limit: int) -> str:
     return text if tokens(text) <= limit else ""
 
 
-def _served(compiled: GateResult | None, small: str) -> GateResult | None:
+def served(compiled: GateResult | None, small: str) -> GateResult | None:
     """Without the builds at the small dims, whose grids say nothing of speed, where there are others."""
     problems = compiled.evidence.get("problems") if compiled else None
     if compiled is None or not isinstance(problems, Mapping):
@@ -273,7 +287,7 @@ def _served(compiled: GateResult | None, small: str) -> GateResult | None:
 
 
 def _improved(entry: _Judged, view: _View) -> dict[str, Any]:
-    compiled = _served(entry.verdict.result("compile"), view.small)
+    compiled = served(entry.verdict.result("compile"), view.small)
     return {
         **_standing(entry, view),
         "outcome": _outcome(entry),

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kgen.proposers.answers import FormatError, extract, source_file
-from kgen.proposers.base import Proposal, ProposalRequest, Usage
+from kgen.proposers.base import Proposal, ProposalRequest, Standings, Usage
 from kgen.proposers.mailbox_box import DONE, FOLDER, PAUSED, Box, Signature, read, refused_name, signature
 from kgen.proposers.mailbox_words import ending, limits, pause, verdict_page
 from kgen.proposers.render import Prompt, packaged
@@ -67,7 +67,7 @@ class MailboxProposer:
         started, first = time.monotonic(), wanted[0][0]
         desk = _Desk(self._box(first.run), first)
         desk.box.open(limits(first.situation) if first.situation else "")
-        desk.report(first.history)
+        _report(desk.box, first.history, first.standings)
         desk.ask(wanted)
         end = started + (first.deadline_s if self.wait_s is None else min(self.wait_s, first.deadline_s))
         told = ""
@@ -84,13 +84,13 @@ class MailboxProposer:
                 return Proposal((), Usage(seconds=seconds), pending=waiting)
             time.sleep(POLL_S)
 
-    def judged(self, run: Path, candidate: Candidate, verdict: Verdict) -> None:
+    def judged(self, run: Path, candidate: Candidate, verdict: Verdict, standings: Standings | None = None) -> None:
         """Put the verdict beside the answer. Raises StoreError."""
-        _report(self._box(run), [(candidate, verdict)])
+        _report(self._box(run), [(candidate, verdict)], standings)
 
-    def ended(self, run: Path, outcome: str, why: str) -> None:
-        """Say that the run is over. Raises StoreError."""
-        self._box(run).tell(DONE, ending(run.name, outcome, why).encode())
+    def ended(self, run: Path, outcome: str, why: str, standings: Standings | None = None) -> None:
+        """Say that the run is over, and how its candidates stand. Raises StoreError."""
+        self._box(run).tell(DONE, ending(run.name, outcome, why, standings).encode())
 
     def _box(self, run: Path) -> Box:
         return Box(run / FOLDER, self.folder)
@@ -114,10 +114,6 @@ class _Desk:
         self.used = {n for c, _ in request.history if (n := answered(c)) is not None}
         self.open: dict[int, Prompt] = {}
         self.taken: dict[int, _Taken] = {}
-
-    def report(self, history: Iterable[tuple[Candidate, Verdict]]) -> None:
-        """Verdicts that a killed process did not get to write, or that have changed since."""
-        _report(self.box, history)
 
     def ask(self, wanted: Sequence[tuple[ProposalRequest, int]]) -> None:
         """The questions that are not in the history yet are asked again, as they were; new ones follow."""
@@ -200,7 +196,8 @@ def answered(candidate: Candidate) -> int | None:
     return int(match[1]) if match and candidate.origin.proposer == MailboxProposer.name else None
 
 
-def _report(box: Box, judged: Iterable[tuple[Candidate, Verdict]]) -> None:
+def _report(box: Box, judged: Iterable[tuple[Candidate, Verdict]], standings: Standings | None) -> None:
+    """Pages of verdicts; those of earlier rounds too, so that a killed process loses none and ranks are today's."""
     for candidate, verdict in judged:
         if (number := answered(candidate)) is not None:
-            box.tell(f"{number:04d}-verdict.md", verdict_page(candidate, verdict).encode())
+            box.tell(f"{number:04d}-verdict.md", verdict_page(candidate, verdict, standings).encode())

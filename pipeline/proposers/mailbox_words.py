@@ -1,18 +1,23 @@
 """A verdict in plain words, for whoever wrote the candidate: what each gate did, what it said, what to do next.
 
-What was found comes first, then messages of compilers and gates; all are quoted data. Not covered: the feedback that a
-prompt carries (`feedback`).
+How the candidate stands in its run comes first, then what was found, then messages of compilers and gates; foreign text
+is quoted as data. Not covered: the feedback that a prompt carries (`feedback`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from kgen.diagnosis.shown import of_failure, shown
+from kgen.diagnosis.findings import Diagnosis
+from kgen.diagnosis.shown import of_failure, of_speed, shown
 from kgen.diagnosis.words import cell
-from kgen.proposers.base import Situation
+from kgen.proposers.base import Place, Situation, Standings
+from kgen.proposers.feedback import SHOWN, served
 from kgen.proposers.quoting import quoted
 from kgen.records import GATES, Candidate, GateResult, Status, Verdict
+
+SPEED_TOKENS = 500  # of what the compiler made of a right candidate
 
 QUESTION: Mapping[str, str] = {
     "compile": "does it build in the sandbox at every point, and does its object launch its own kernels only?",
@@ -43,13 +48,16 @@ def state(verdict: Verdict) -> str:
     return "promotable" if verdict.promotable else "staged" if verdict.staged else "incomplete"
 
 
-def verdict_page(candidate: Candidate, verdict: Verdict) -> str:
-    """Markdown; the same verdict gives the same text."""
-    failed = verdict.failed
+def verdict_page(candidate: Candidate, verdict: Verdict, standings: Standings | None = None) -> str:
+    """Markdown; the same verdict with the same standings gives the same text."""
+    failed, now = verdict.failed, standings or Standings()
     where = f" at `{cell(failed.gate)}` with `{cell(failed.code)}`" if failed else ""
-    lines = [f"# Candidate {candidate.id[:12]}: {state(verdict)}{where}", "", *_gates(verdict), "", _next(verdict), ""]
+    lines = [f"# Candidate {candidate.id[:12]}: {state(verdict)}{where}", "", *_gates(verdict), "", _next(verdict, now)]
+    lines += ["", *standing(candidate.id, now)]
     if failed is not None and failed.status is Status.FAIL and (found := shown(of_failure(failed))):
         lines.append(quoted(found, "findings, most informative first"))
+    if now.place(candidate.id) and (found := _made(verdict, now.small)):
+        lines.append(quoted(found, "what the compiler made of it, by phase and launch"))
     lines += [line for line in (_builds(r) for r in verdict.results) if line]
     parts = [quoted(r.message, f"message of gate {r.gate}") for r in verdict.results if _worth_quoting(r)]
     return "\n".join([*lines, *parts]).rstrip() + "\n"
@@ -81,15 +89,53 @@ def _worth_quoting(result: GateResult) -> bool:
     return said and bool(result.message.strip()) and not _builds(result)
 
 
-def _next(verdict: Verdict) -> str:
+def _next(verdict: Verdict, now: Standings) -> str:
+    """What it means, and what to do next: nothing where nothing more is asked."""
     words = {
-        "refused": "Find the cause in what the gate said below, and correct the whole file in the next answer.",
-        "error": "This says nothing about your candidate: it is tried again when the run goes on.",
-        "staged": "It is right as far as can be checked here. If you go on, write a faster one.",
-        "promotable": "It passed everything. If you go on, write a faster one.",
-        "incomplete": "It was set aside for better ones of its round. Other designs may do better.",
+        "refused": ("", "Find the cause in what the gate said below, and correct the whole file in the next answer."),
+        "error": ("This says nothing about your candidate: it is tried again when the run goes on.", ""),
+        "staged": ("It is right as far as can be checked here.", "If you go on, write a faster one."),
+        "promotable": ("It passed everything.", "If you go on, write a faster one."),
+        "incomplete": ("It was set aside for better ones of its round.", "Other designs may do better."),
     }
-    return words[state(verdict)]
+    meaning, todo = words[state(verdict)]
+    over = f"Nothing more is asked in this run: {now.over}." if now.over else todo
+    return " ".join(part for part in (meaning, over) if part)
+
+
+def standing(candidate: str, now: Standings) -> list[str]:
+    """How a candidate stands in its run, which one is the best and why, what its static cost is made of; Markdown."""
+    if not now.places:
+        return []
+    place, best = now.place(candidate), now.places[0]
+    of = f"{_of(len(now.places), 'candidate')} that no gate refused"
+    if place is None:
+        said = f"It has no rank. Of the {of} the best so far is {_named(best)}."
+    elif place is best:
+        said = f"It is the best so far, number 1 of the {of}: {best.value}."
+    else:
+        said = f"It is number {place.rank} of the {of}: {place.value}. The best so far is {_named(best)}."
+    lines = ["## How it stands", "", said, f"The run's order: by {now.measure}, least first.", ""]
+    told = now.costs.get(candidate, ())
+    return [*lines, *(["What its static cost is made of:", "", *(f"* {t}" for t in told), ""] if told else [])]
+
+
+def _named(place: Place) -> str:
+    answer = f" (`{place.answer.rpartition('/')[2]}`)" if place.answer.startswith("mailbox/") else ""
+    return f"{place.id[:SHOWN]}{answer}: {place.value}"
+
+
+def _made(verdict: Verdict, small: str) -> str:
+    """Bytes by phase, then launches, from the builds at the dims that are served, where there are any.
+
+    Grids of small builds alone are no ground for advice.
+    """
+    compiled = served(verdict.result("compile"), small)
+    problems = compiled.evidence.get("problems") if compiled else None
+    advice = isinstance(problems, Mapping) and any(key.split("/")[1:2] != [small] for key in problems)
+    wanted = ("phases", "launch")
+    found = [f if advice else replace(f, fix="") for f in of_speed(compiled, ()).findings if f.code in wanted]
+    return shown(Diagnosis(tuple(sorted(found, key=lambda f: wanted.index(f.code)))), SPEED_TOKENS)
 
 
 def limits(now: Situation) -> str:
@@ -119,10 +165,23 @@ def pause(run: str, waiting: str) -> str:
     )
 
 
-def ending(run: str, outcome: str, why: str) -> str:
+def ending(run: str, outcome: str, why: str, standings: Standings | None = None) -> str:
     """done.md."""
     said = OUTCOMES.get(outcome, "")
     return (
         f"# The run is over: {outcome}\n\n{said} {('Why it ended: ' + why + '.') if why else ''}\n\n"
-        f"Nothing more will be asked in this folder. `kgen report {run}` shows all of it.\n"
+        + _table(standings or Standings())
+        + f"Nothing more will be asked in this folder. `kgen report {run}` shows all of it.\n"
     )
+
+
+def _table(now: Standings) -> str:
+    """All that is right, best first."""
+    if not now.places:
+        return ""
+    rows = [f"| {p.rank} | {p.id[:SHOWN]} | {cell(p.answer.rpartition('/')[2])} | {p.value} |" for p in now.places]
+    head = ["| rank | candidate | answer | by |", "|---|---|---|---|"]
+    costs = [f"* {line}" for line in now.costs.get(now.places[0].id, ())]
+    made = ["", "What the static cost of the best is made of:", "", *costs] if costs else []
+    said = f"The best is {_named(now.places[0])}. The run's order: by {now.measure}, least first."
+    return "\n".join([said, "", *head, *rows, *made, "", ""])
