@@ -1,0 +1,192 @@
+"""Where an op sits in vLLM's layers: which module calls it, where its weights lie, how a seat is taken and given up.
+
+A seat is an attribute of one module instance: a `forward`, a `quant_method`, or a method that a layer calls on itself.
+vLLM's classes and modules stay as they are. Weights are looked up at each call, as the stock path does. Taking a seat
+returns what undoes it.
+
+| op | called by | seat |
+|---|---|---|
+| moe_shared, dense_mlp | the MLP module | its `forward` |
+| kda_in_proj, oproj_partial, moe_latent_down | a linear layer | its `quant_method` |
+| mla_in_proj | the attention layer, which runs the gate rows on a stream of their own | its `_forward_q_lora` |
+| moe_router | the gate, and the router that chooses from its logits | `forward` and `_compute_routing` |
+
+Not covered: ops that read or write caches, and whether a seat may be taken (`guards`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kgen.serve.vllm.kernels import Call
+
+Undo = Callable[[], None]
+Part = tuple[Any, str]  # a module, and the attribute that holds a weight
+
+
+@dataclass(frozen=True)
+class Site:
+    """One use of an op in a model. `owner` is the module that the op's call belongs to."""
+
+    op: str
+    layer: int
+    owner: Any
+    parts: Mapping[str, Part]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Weight name -> plain tensor. Raises AttributeError where a layer holds none by that name (quantised)."""
+        return {name: getattr(module, attribute).data for name, (module, attribute) in self.parts.items()}
+
+
+@dataclass(frozen=True)
+class Seat:
+    find: Callable[[Any], Iterator[tuple[Any, Mapping[str, Part]]]]
+    take: Callable[[Site, Call], Undo]
+
+
+def sites(model: Any, ops: Sequence[str]) -> dict[str, list[Site]]:
+    """The uses of these ops in a language model, in the order of its layers."""
+    layers = list(model.model.layers)
+    return {
+        op: [Site(op, i, owner, parts) for i, layer in enumerate(layers) for owner, parts in SEATS[op].find(layer)]
+        for op in ops
+    }
+
+
+class Method:
+    """A linear layer's quant_method with a kernel before it; everything else is the stock one's."""
+
+    def __init__(self, stock: Any, call: Call, output: str) -> None:
+        self._stock, self._call, self._output = stock, call, output
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        got = self._call(x) if bias is None else None
+        found: torch.Tensor = self._stock.apply(layer, x, bias) if got is None else got[self._output]
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stock, name)
+
+
+def _mlp(mlp: Any) -> tuple[Any, Mapping[str, Part]]:
+    return mlp, {"w_gate_up": (mlp.gate_up_proj, "weight"), "w_down": (mlp.down_proj, "weight")}
+
+
+def _shared(layer: Any) -> Iterator[tuple[Any, Mapping[str, Part]]]:
+    if layer.is_moe_layer and layer.block_sparse_moe.shared_experts is not None:
+        yield _mlp(layer.block_sparse_moe.shared_experts)
+
+
+def _dense(layer: Any) -> Iterator[tuple[Any, Mapping[str, Part]]]:
+    if not layer.is_moe_layer:
+        yield _mlp(layer.mlp)
+
+
+def _router(layer: Any) -> Iterator[tuple[Any, Mapping[str, Part]]]:
+    if layer.is_moe_layer:
+        gate = layer.block_sparse_moe.gate
+        yield layer.block_sparse_moe, {"w_router": (gate, "weight"), "bias": (gate, "e_score_correction_bias")}
+
+
+def _linear(block: str, linear: str, weight: str) -> Callable[[Any], Iterator[tuple[Any, Mapping[str, Part]]]]:
+    """Finds the owner `layer.<block>` where it has a layer by this name."""
+
+    def find(layer: Any) -> Iterator[tuple[Any, Mapping[str, Part]]]:
+        owner = getattr(layer, block, None)
+        module = getattr(owner, linear, None)
+        if module is not None:
+            yield owner, {weight: (module, "weight")}
+
+    return find
+
+
+def _take_forward(site: Site, call: Call) -> Undo:
+    stock = site.owner.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        got = call(x)
+        found: torch.Tensor = stock(x) if got is None else got["y"]
+        return found
+
+    return _put(site.owner, "forward", forward)
+
+
+def _take_method(output: str) -> Callable[[Site, Call], Undo]:
+    def take(site: Site, call: Call) -> Undo:
+        ((linear, _),) = site.parts.values()
+        return _put(linear, "quant_method", Method(linear.quant_method, call, output))
+
+    return take
+
+
+def _take_query(site: Site, call: Call) -> Undo:
+    attention = site.owner
+    stock = attention._forward_q_lora
+    gate_columns = attention.num_local_heads * attention.v_head_dim
+
+    def forward(positions: torch.Tensor, hidden_states: torch.Tensor) -> Any:
+        got = call(hidden_states)
+        if got is None:
+            return stock(positions, hidden_states)
+        query, gate = got["p"][:, :-gate_columns], got["p"][:, -gate_columns:]
+        return attention._apply_q_lora_attention(positions, hidden_states, query), gate
+
+    return _put(attention, "_forward_q_lora", forward)
+
+
+def _take_router(site: Site, call: Call) -> Undo:
+    gate, router = site.owner.gate, site.owner.experts.router
+    stock_gate, stock_routing = gate.forward, router._compute_routing
+    chosen: list[dict[str, torch.Tensor]] = []  # from the gate to the router of the same step
+
+    def forward(x: torch.Tensor) -> Any:
+        chosen.clear()
+        got = call(x)
+        if got is None:
+            return stock_gate(x)
+        chosen.append(got)
+        return x.new_empty((x.shape[0], gate.weight.shape[0]), dtype=torch.float32), None  # nobody reads these logits
+
+    def routing(hidden_states: Any, router_logits: Any, indices_type: Any, *, input_ids: Any = None) -> Any:
+        if not chosen:
+            return stock_routing(hidden_states, router_logits, indices_type, input_ids=input_ids)
+        got = chosen.pop()
+        return got["w"].float(), got["ids"] if indices_type is None else got["ids"].to(indices_type)
+
+    undo_gate, undo_routing = _put(gate, "forward", forward), _put(router, "_compute_routing", routing)
+
+    def undo() -> None:
+        undo_gate()
+        undo_routing()
+
+    return undo
+
+
+def _put(module: Any, name: str, value: Any) -> Undo:
+    """Sets an attribute of one instance; what it returns leaves the instance as it was."""
+    own = vars(module)
+    before = (own[name],) if name in own else ()
+    setattr(module, name, value)
+
+    def undo() -> None:
+        if before:
+            setattr(module, name, before[0])
+        else:
+            delattr(module, name)
+
+    return undo
+
+
+# In the order of a decode step; votes of the ranks and everything listed to people follow it.
+SEATS: Mapping[str, Seat] = {
+    "kda_in_proj": Seat(_linear("self_attn", "in_proj_qkvgfab", "w_in"), _take_method("p")),
+    "mla_in_proj": Seat(_linear("self_attn", "fused_qkv_a_g_proj", "w_in"), _take_query),
+    "oproj_partial": Seat(_linear("self_attn", "o_proj", "w_o"), _take_method("part")),
+    "moe_router": Seat(_router, _take_router),
+    "moe_latent_down": Seat(_linear("block_sparse_moe", "routed_expert_down_proj", "w_latent"), _take_method("lat")),
+    "moe_shared": Seat(_shared, _take_forward),
+    "dense_mlp": Seat(_dense, _take_forward),
+}
+OPS = tuple(SEATS)
