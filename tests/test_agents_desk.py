@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,17 @@ from kgen.agents import pages
 from kgen.agents.desk import Desk, Matrix, Refused
 from kgen.agents.labour import IDLE, WORKING, Labour, News
 from kgen.agents.wire import MAX_LINE, NO_MESSAGE, Lines
-from kgen.loop.session import work_on
-from kgen.loop.settings import read_settings
+from kgen.diagnosis.static import SMALL
+from kgen.loop.building import QUICK
+from kgen.loop.session import begin, work_on
+from kgen.loop.settings import Settings, read_settings
+from kgen.loop.standing import standings
 from kgen.loop.steps import Waiting
 from kgen.ops import REGISTRY
 from kgen.proposers.answers import MAX_SOURCE_BYTES
 from kgen.proposers.submitted import Submissions, SubmittedProposer
+from kgen.records import Candidate, GateResult, Origin, Status, Verdict
+from kgen.store.documents import json_bytes
 from kgen.store.errors import IntegrityError
 from kgen.store.runs import Run, Runs
 
@@ -210,7 +216,22 @@ def test_submissions_are_judged_by_the_loop_and_another_one_can_follow_a_staged_
     assert [o.proposer for o in origins] == ["mcp", "mcp"]
     assert [o.detail["kind"] for o in origins] == ["design", "optimise"]
     assert origins[1].detail["parents"][0].startswith(said["candidate"])
+    (place,) = standings(run, op, settings).places
+    assert first["rank"] == {"rank": 1, "of": 1, "value": place.value} and place.value.startswith("static cost ")
+    named = {"candidate": said["candidate"], "value": place.value, "by": "static cost (summed over 1 tokens)"}
+    assert second["rank"] is None and first["best"] == second["best"] == named
+    assert (
+        place.value in first["text"] and " launches (1)" in first["text"] and "static bytes by phase" in first["text"]
+    )
+    assert "write a faster one" in first["text"]
+    third = desk.submit("moe_shared", "import os\n#\n" + SOURCE, run=said["run"])
+    ended = work_on(run, op, settings, SubmittedProposer(), tmp_path / "cache", kernels=tmp_path / "set")
+    assert ended.why == "3 rounds done"
+    assert "has had its 3 candidates; submit without run" in desk.verdict(third["id"])["text"]
+    assert "write a faster one" not in desk.verdict(said["id"])["text"]
     best = desk.best("moe_shared")
+    assert best["candidate"]["why"] == "least static cost at moe_shared/nano/t1/sm_90a of 1 candidates"
+    assert best["candidate"]["made_of"][-1] == SMALL and best["next"] == []
     assert best["candidate"]["id"].startswith(said["candidate"]) and best["candidate"]["source"] == first_source(run)
     listed = {o["name"]: o["runs"] for o in desk.list_ops()["ops"]}
     assert listed["moe_shared"] == 1 and set(listed) == set(REGISTRY.ops)
@@ -237,6 +258,12 @@ def test_the_guide_has_its_rules_its_topics_and_sections_by_any_words(desk: Desk
         assert f"* {name}" in plain
         assert desk.get_guide(name).startswith(f"## {name}")
     assert "mma" in desk.get_guide("skinny gemm").splitlines()[0]
+    assert len(pages.technique_pages()) >= 11
+    for name, page in pages.technique_pages().items():
+        assert f"`{name}`" in plain
+        assert desk.get_guide(name) == desk.get_guide(f" {name.upper()}") == f"{page}\n"
+        assert page.startswith("### Technique: ") and "```python" in page and "\ntags:" not in page
+    assert "### Technique: Lamport mailbox" in desk.get_guide("lamport slots")  # words find pages too
     assert desk.get_guide("all").count("\n## ") + 0 >= len(pages.sections()) - 1
     with pytest.raises(Refused, match="topics: Form of a file"):
         desk.get_guide("zzz")
@@ -257,3 +284,29 @@ def test_a_line_that_is_too_long_is_dropped_and_the_next_one_is_read(tmp_path: P
         got.append(line)
     assert [g if len(g) < 9 else len(g) for g in got] == ["a\n", NO_MESSAGE, "b\n", "\ufffd\n", MAX_LINE, "last"]
     assert json.loads(NO_MESSAGE) == {}
+
+
+def judged(desk: Desk, dims: str, name: str, us: float) -> None:
+    """A run with one staged candidate whose static cost is `us` at a point of these dims."""
+    asked = Settings("moe_shared", "list", archs=("sm_90a",), dims=(dims,), bins=(1,)).checked(
+        REGISTRY.get("moe_shared")
+    )
+    run = begin(desk.runs, REGISTRY.get("moe_shared"), asked, "kgen propose")
+    with run.lock():
+        folder = run.add(Candidate("moe_shared", f"# {name}\n{SOURCE}", Origin("list")))
+        passed = GateResult("compile", Status.PASS, "compile.pass", "m")
+        evidence = {"problems": {f"moe_shared/{dims}/t1/sm_90a": {}}, "cost": {"us": us}}
+        folder.write(QUICK, json_bytes(replace(passed, evidence=evidence)))
+        folder.write_verdict(Verdict(folder.candidate().id, (passed,)))
+
+
+def test_the_best_is_chosen_among_candidates_that_were_built_at_the_same_points(desk: Desk) -> None:
+    judged(desk, "nano", "small a", 1.0)
+    judged(desk, "nano", "small b", 2.0)
+    small = desk.best("moe_shared")
+    assert small["candidate"]["us"] == 1.0 and [n["us"] for n in small["next"]] == [2.0]
+    judged(desk, "k3-tp8", "served", 9.0)
+    best = desk.best("moe_shared")  # 9 us for the weights of a layer is no worse than 1 us for a thousandth of them
+    assert best["candidate"]["us"] == 9.0 and best["staged"] == 3
+    why = "least static cost at moe_shared/k3-tp8/t1/sm_90a of 1 candidates; 2 were built at other points only"
+    assert best["candidate"]["why"] == why

@@ -17,8 +17,10 @@ from kgen.contract.op import Op
 from kgen.diagnosis.words import cell
 from kgen.loop.session import begin
 from kgen.loop.settings import ARCHS, MINUTES, Settings, read_settings
+from kgen.loop.standing import standings
 from kgen.ops import REGISTRY
 from kgen.proposers.answers import MAX_SOURCE_BYTES, FormatError, source_file
+from kgen.proposers.base import Standings
 from kgen.proposers.mailbox_words import state, verdict_page
 from kgen.proposers.submitted import Submissions, SubmittedProposer
 from kgen.records import GATES, Candidate, Origin
@@ -128,7 +130,9 @@ class Desk:
         settled = run.state != "running" or len(run.folders()) < len(Submissions(run.path).numbers())
         if verdict is not None and settled and (news.state == IDLE or state(verdict) != "error"):
             gates = {r.gate: {"status": r.status.value, "code": r.code} for r in verdict.results}
-            return {"state": state(verdict), "gates": gates, "text": verdict_page(candidate, verdict)}
+            now = self._among(run, news.text if news.state == IDLE else "")
+            text = verdict_page(candidate, verdict, now)
+            return {"state": state(verdict), "gates": gates, **ranked(candidate, now), "text": text}
         if news.error:
             return {"state": "error", "text": f"{news.error} (submit the same source to the same run to try again)"}
         if news.state == IDLE and news.text:
@@ -137,6 +141,15 @@ class Desk:
             self.labour.wake(run.path)
         done = {g: r.code for g in GATES if folder and (r := folder.result(g)) is not None}
         return {"state": "judging" if folder else QUEUED, "gates": done, "text": news.text or "in the queue"}
+
+    def _among(self, run: Run, ended: str) -> Standings:
+        """How the run's candidates stand; `ended`: why it did, as far as this server knows."""
+        settings = read_settings(run.info.settings, f"{run.path}/run.json")
+        full = len(Submissions(run.path).numbers()) >= settings.candidates
+        over = (
+            f"the run has had its {settings.candidates} candidates; submit without run for another" if full else ended
+        )
+        return standings(run, REGISTRY.get(run.info.op), settings, over=over)
 
     def best(self, op: str) -> dict[str, Any]:
         """The best candidate of all runs here, with its source, and what the kernel set serves."""
@@ -204,6 +217,15 @@ class Desk:
         most = read_settings(run.info.settings, f"{run.path}/run.json").candidates
         if len(submissions.numbers()) >= most:
             raise Refused(f"run {run.id} has had its {most} candidates: submit without run to begin another")
+
+
+def ranked(candidate: Candidate, now: Standings) -> dict[str, Any]:
+    """`rank` is null for what a gate refused, `best` where nothing is right yet; `value` and `by` are words."""
+    place, best = now.place(candidate.id), now.places[0] if now.places else None
+    return {
+        "rank": {"rank": place.rank, "of": len(now.places), "value": place.value} if place else None,
+        "best": {"candidate": best.id[:12], "value": best.value, "by": now.measure} if best else None,
+    }
 
 
 def _id(op: str, submissions: Submissions, number: int) -> str:

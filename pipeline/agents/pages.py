@@ -11,6 +11,7 @@ from kgen.contract.op import Op
 from kgen.loop import matrix
 from kgen.loop.lessons import FOLDER, page, retrieve
 from kgen.loop.settings import Settings
+from kgen.proposers import techniques
 from kgen.proposers.base import ProposalRequest
 from kgen.proposers.quoting import quoted
 from kgen.proposers.render import packaged
@@ -40,9 +41,18 @@ def sections() -> dict[str, str]:
     return {m[1].strip(): text[m.start() : end].strip() for m, end in zip(marks, ends, strict=True)}
 
 
+def technique_pages() -> dict[str, str]:
+    """Name (`split-k-cluster`) -> the page on a technique."""
+    pages = packaged().pages
+    listed = {
+        n.removeprefix(techniques.FOLDER).removesuffix(".md"): n for n in pages if n.startswith(techniques.FOLDER)
+    }
+    return {name: techniques.text(pages[page]).strip() for name, page in listed.items()}
+
+
 def guide(topic: str) -> str:
-    """Raises LookupError (one line with the topics)."""
-    known = sections()
+    """A technique by its name, else sections and techniques by words. Raises LookupError (one line with the topics)."""
+    known, pages = sections(), technique_pages()
     if topic == AGENTS:
         return agents()
     if topic == ALL:
@@ -52,13 +62,19 @@ def guide(topic: str) -> str:
         listed = "\n".join(f"* {name}" for name in known)
         rules = packaged().render("system.md", {"guide": form}).rstrip()
         more = f"Also: `{AGENTS}`, and `{ALL}` for the whole guide."
-        return f"{rules}\n\n## More topics of the guide\n\n{listed}\n\n{more}\n"
-    wanted = set(_WORD.findall(topic.lower()))
-    scores = {name: _score(wanted, name, text) for name, text in known.items()}
+        named = ", ".join(f"`{name}`" for name in pages)
+        parts = [rules, "## More topics of the guide", listed, f"Techniques, each a page of its own: {named}.", more]
+        return "\n\n".join(parts) + "\n"
+    asked = topic.strip().lower()
+    if asked in pages:
+        return pages[asked] + "\n"
+    wanted = set(_WORD.findall(asked.replace("-", " ")))
+    everything = {**known, **{techniques.title(page): page for page in pages.values()}}
+    scores = {name: _score(wanted, name, text) for name, text in everything.items()}
     best = max(scores.values())
     if best == 0:
-        raise LookupError(f"the guide says nothing on {topic!r}; topics: {'; '.join([*known, AGENTS, ALL])}")
-    return "\n\n".join(known[name] for name, score in scores.items() if score == best) + "\n"
+        raise LookupError(f"the guide says nothing on {topic!r}; topics: {'; '.join([*known, *pages, AGENTS, ALL])}")
+    return "\n\n".join(everything[name] for name, score in scores.items() if score == best) + "\n"
 
 
 def _score(wanted: set[str], name: str, text: str) -> int:

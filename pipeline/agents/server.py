@@ -82,7 +82,8 @@ def _readers(server: MCPServer[Any], desk: Desk) -> None:
     async def get_guide(
         topic: Annotated[str, Field(description="Empty: the rules for a candidate file and the list of topics.")] = "",
     ) -> str:
-        """How candidates are written in CuTe DSL, by topic; 'agents': how to use these tools; 'all': all of it."""
+        """How candidates are written in CuTe DSL: a technique by name, sections by words; 'agents': how to use these
+        tools; 'all': all of it."""
         return await _call(partial(desk.get_guide, topic))
 
     @server.tool()
