@@ -171,6 +171,13 @@ def test_where_stock_is_exact_a_sequence_that_is_exact_too_is_as_near_and_any_ot
     assert any(f"{place}: sequence 0 is, at every step, infx as far" in b.message for b in found.breaches)
 
 
+def test_an_exercise_with_rows_that_are_not_finite_is_refused_for_them_alone() -> None:
+    found = judged(measured([1.0, torch.inf, 9.0, 1.0, torch.inf, 1.0]), ONE, DRIFTS)
+    place = " ".join((DRIFTS.name, EAGER))
+    assert [b.message for b in found.breaches] == [f"{place}: 2 of 6 rows are not finite"]
+    assert found.numbers["exercises"][place] == {"rows": 6, "not_finite": 2}
+
+
 def test_a_pool_right_at_its_limits_passes_and_just_above_does_not() -> None:
     more = 1 + 1e-9
     at = measured([limits.POOLED] * 6, other=[limits.POOLED] * 6, blocks=(1.0, 1.0, limits.BLOCK))
