@@ -44,6 +44,7 @@ GATE = "compile"
 SHORTAGE_SECONDS = 3.0  # a machine that has run out of something is given so long before the second try
 MAX_WORKSPACE_BYTES = 256 << 20  # of one instance; a layer holds one each, so more would crowd out the cache
 SHOWN_FINDINGS = 8
+SHOWN_EARLIER = 4
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class BuildGate(ABC):
             message = f"{given_up[0]}: given up, the gate was closed before its turn"
             return self._report(Status.ERROR, "compile.builder", message, evidence, started)
         artefacts = tuple(o.artefact for o in outcomes.values() if o.artefact is not None)
-        message = f"{len(artefacts)} problems built and audited, {evidence['cached']} of them from the cache"
+        message = f"{len(artefacts)} problems built and audited{_earlier([k for k, o in outcomes.items() if o.cached])}"
         return self._report(Status.PASS, "compile.pass", message, evidence, started, artefacts)
 
     def _report(
@@ -274,6 +275,12 @@ class CompileGate(BuildGate):
             defect=defect,
         )
         return record, cubin
+
+
+def _earlier(keys: Sequence[str]) -> str:
+    """Which of them were not built now: this very source was, by the same compiler and under the same rules."""
+    shown = ", ".join(keys[:SHOWN_EARLIER]) + (", ..." if len(keys) > SHOWN_EARLIER else "")
+    return f" ({len(keys)} of them earlier, by the same rules: {shown})" if keys else ""
 
 
 def _bytes(argument: Argument) -> int:

@@ -80,8 +80,10 @@ def test_a_second_run_builds_nothing(gate: CompileGate, cache: Path) -> None:
     with CompileGate(OP, cache) as other:
         report = other.run(EXAMPLE, [NANO])
         assert (other.built, other.cached, other.builder.starts) == (0, 1, 0)
+        again = other.run(EXAMPLE, [NANO, OP.problem("nano", 4, "sm_90a")]).result
     assert report.result.evidence["cached"] == 1
     assert report.artefacts[0].record == first
+    assert again.message == f"2 problems built and audited (1 of them earlier, by the same rules: {NANO.key})"
 
 
 def test_paths_with_spaces_and_letters_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

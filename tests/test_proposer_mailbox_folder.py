@@ -199,14 +199,14 @@ def test_a_verdict_says_where_a_candidate_was_built_and_not_what_a_cache_gave(tm
     looking(desk).propose(request(run))
     put(desk, "0001-answer.py", CODES[1])
     (candidate,) = looking(desk).propose(request(run))
-    words = "3 problems built and audited, 2 of them from the cache"
+    words = "3 problems built and audited (2 of them earlier, by the same rules: a, b)"
     for kept in (2, 0):
         compiled = GateResult(
             "compile", Status.PASS, "compile.pass", words, {"problems": {"a": {}, "b": {}, "c": {}}, "cached": kept}
         )
         looking(desk).judged(run, candidate, Verdict(candidate.id, (compiled,)))
         text = (desk / "0001-verdict.md").read_text()
-        assert "It was built and audited at 3 points.\n" in text and "cache" not in text
+        assert "It was built and audited at 3 points.\n" in text and "earlier" not in text
 
 
 def test_the_guide_states_the_deadlines_and_the_ways_to_end(tmp_path: Path) -> None:
