@@ -50,13 +50,13 @@ class Record:
         return "; ".join(self._of(op) for op in ops) or "no decode graph with a seat was captured"
 
     def _of(self, op: str) -> str:
-        promoted = [t for t, by_op in sorted(self.captured.items()) if by_op.get(op, Counter())[""]]
-        stock = {
-            reason: [u for u, by_op in sorted(self.captured.items()) if by_op.get(op, Counter())[reason]]
-            for reason in sorted({r for by_op in self.captured.values() for r in by_op.get(op, ()) if r})
-        }
+        by_reason: dict[str, list[int]] = {}
+        for tokens, by_op in sorted(self.captured.items()):
+            for reason in by_op.get(op, ()):
+                by_reason.setdefault(reason, []).append(tokens)
+        promoted = by_reason.pop("", [])
         said = f"{op} promoted at {_counts(promoted)} tokens" if promoted else f"{op} promoted nowhere"
-        return said + "".join(f", stock at {_counts(tokens)} ({reason})" for reason, tokens in stock.items())
+        return said + "".join(f", stock at {_counts(tokens)} ({reason})" for reason, tokens in by_reason.items())
 
 
 def _counts(tokens: Sequence[int]) -> str:

@@ -1,0 +1,404 @@
+"""A served model from registration to captured graphs: what runs promoted, what is refused, and what all ranks do."""
+
+import functools
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import vllm_standin
+from support.vllm_sets import BINS, OP, compiled, make_set
+from support.vllm_standin import ARCHITECTURE, Engine, KimiLinearForCausalLM, ModelState, configuration, host, install
+
+import kgen.serve.vllm
+from kgen.contract import relative_l2
+from kgen.serve.vllm import plan as planning
+from kgen.serve.vllm.guards import Refused
+from kgen.serve.vllm.host import Host, over_ranks
+from kgen.serve.vllm.plan import Plan, plan_for
+from kgen.store import SetPath
+
+SIZES = (1, 2, 8, 12, 65)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return compiled(tmp_path_factory.mktemp("objects"))
+
+
+@pytest.fixture
+def target(tmp_path: Path, objects: dict[str, bytes]) -> SetPath:
+    return make_set(tmp_path / "set", dict.fromkeys(BINS, objects["right"]))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Engine:
+    """Beside a stand-in of vLLM with the plugin registered, on a machine that claims to be an H200."""
+    for name in ("KGEN_SET", "KGEN_DISABLE", "VLLM_BATCH_INVARIANT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    caplog.set_level(logging.INFO, "vllm.kgen")
+    install(monkeypatch, tmp_path)
+    made = Engine()
+    monkeypatch.setattr(planning, "serving", lambda: host(made))
+    monkeypatch.setattr(sys.modules["kgen.serve.load"], "device_capability", lambda: "sm_90")
+    kgen.serve.vllm.register()
+    assert kgen.serve.vllm.status().startswith("registered")
+    caplog.clear()
+    return made
+
+
+def settings(target: SetPath, **more: Any) -> dict[str, Any]:
+    return {"set": str(target.path), "record": str(target.path.parent / "record.json"), **more}
+
+
+@functools.cache
+def stock() -> dict[int, torch.Tensor]:
+    """What the same model computes as vLLM itself builds it, by tokens."""
+    made = Engine()
+    made.model = KimiLinearForCausalLM(vllm_config=None)
+    return {tokens: made.run(tokens) for tokens in SIZES}
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What kgen said; its loader's own lines are left out."""
+    found = [r.getMessage() for r in caplog.records if r.name == "vllm.kgen"]
+    assert not [line for line in found if "\n" in line]
+    return found
+
+
+def attributes(modules: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: dict(vars(m)) for name, m in modules.items() if name == "vllm" or name.startswith("vllm.")}
+
+
+def is_stock(engine: Engine) -> bool:
+    return all(torch.equal(out, stock()[t]) for t, out in engine.graphs.items())
+
+
+# --- isolation
+
+
+def test_without_its_key_the_model_is_the_parents_in_all_but_its_class(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = attributes(sys.modules)
+    engine.load(configuration(decode_backend="auto")).serve(SIZES)
+    assert is_stock(engine) and type(engine.state) is ModelState and isinstance(engine.model, KimiLinearForCausalLM)
+    own = KimiLinearForCausalLM(vllm_config=None)
+    named = dict(own.named_modules())
+    for name, module in list(engine.model.named_modules())[1:]:
+        assert vars(module).keys() == vars(named[name]).keys() and type(module) is type(named[name])
+    assert lines(caplog) == [] and attributes(sys.modules) == before
+
+
+def test_with_its_key_no_attribute_of_a_module_of_vllm_is_written(engine: Engine, target: SetPath) -> None:
+    before = attributes(sys.modules)
+    classes = {c: dict(vars(c)) for c in vars(vllm_standin).values() if isinstance(c, type)}
+    engine.load(configuration(kgen=settings(target))).serve(SIZES)
+    assert attributes(sys.modules) == before and {c: dict(vars(c)) for c in classes} == classes
+
+
+def test_the_class_has_its_parents_name_and_can_be_found_again_by_it(engine: Engine) -> None:
+    engine.load(configuration())
+    cls = type(engine.model)
+    assert cls.__name__ == KimiLinearForCausalLM.__name__ == ARCHITECTURE
+    assert getattr(sys.modules[cls.__module__], cls.__qualname__) is cls
+
+
+# --- promoted kernels
+
+
+def test_every_captured_size_with_a_kernel_runs_it_in_every_layer_and_the_rest_is_stock(
+    engine: Engine, target: SetPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.load(configuration(kgen=settings(target))).serve(SIZES)
+    record = json.loads((target.path.parent / "record.json").read_text())
+    three = {"promoted": 3, "stock": {}}
+    assert record["captured"] == {
+        "1": {OP: three},
+        "2": {OP: {"promoted": 0, "stock": {"no kernel for 2 tokens": 3}}},
+        "8": {OP: three},
+        "12": {OP: three},
+        "65": {OP: {"promoted": 0, "stock": {"more than 64 tokens": 3}}},
+    }
+    assert record["seats"][OP] | {"launches": 0} == {
+        "layers": [1, 2, 3],
+        "dims": "nano",
+        "tokens": list(BINS),
+        "launches": 0,
+    }
+    assert record["refusals"] == [] and record["schema"] == "kgen.vllm-record/1" and record["vllm"] == "0.33.0"
+    assert record["outside_decode_graphs"] == {OP: 3 * 2 * len(SIZES)}  # the run before each capture
+    for tokens, out in stock().items():
+        same = torch.equal(engine.graphs[tokens], out)
+        assert same if tokens in (2, 65) else relative_l2(engine.graphs[tokens], out) < 5e-3
+    assert lines(caplog)[-1] == (
+        f"kgen: {OP} promoted at 1, 8, 12 tokens, stock at 2 (no kernel for 2 tokens), "
+        f"stock at 65 (more than 64 tokens); record in {target.path.parent / 'record.json'}"
+    )
+
+
+def test_the_record_goes_to_the_users_data_folder_unless_a_file_is_named(
+    engine: Engine, target: SetPath, tmp_path: Path
+) -> None:
+    engine.load(configuration(kgen={"set": str(target.path)})).serve((1,))
+    (found,) = (tmp_path / "data" / "kgen" / "vllm").iterdir()
+    assert json.loads(found.read_text())["captured"]["1"][OP]["promoted"] == 3
+
+
+def test_a_record_that_cannot_be_written_costs_one_line_and_nothing_else(
+    engine: Engine, target: SetPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.load(configuration(kgen=settings(target, record="/proc/nowhere/record.json"))).serve((1,))
+    assert "promoted at 1 tokens; no record: " in lines(caplog)[-1]
+
+
+def test_only_the_ops_that_are_asked_for_are_seated(engine: Engine, target: SetPath) -> None:
+    engine.load(configuration(kgen=settings(target, ops=["dense_mlp"]))).serve(SIZES)
+    assert is_stock(engine)
+    (refusal,) = engine.model.kgen_plan.refusals
+    assert str(refusal) == "dense_mlp: the set holds no kernel for it (sm_90) (configuration)"
+
+
+# --- refusals
+
+
+def corrupted(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    (path,) = (target.path / "objects").iterdir()
+    path.write_bytes(path.read_bytes()[:-9])
+    return target
+
+
+def missing(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    (path,) = (target.path / "objects").iterdir()
+    path.unlink()
+    return target
+
+
+def damaged(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    (target.path / "manifest.json").write_bytes(b"{}")
+    return target
+
+
+def other_arch(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    return make_set(target.path.parent / "other", {1: objects["right"]}, arch="sm_103a")
+
+
+def wrong_numbers(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    return make_set(target.path.parent / "other", dict.fromkeys(BINS, objects["wrong"]))
+
+
+def no_object(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    return make_set(target.path.parent / "other", dict.fromkeys(BINS, b"no object at all"))
+
+
+def other_contract(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    return make_set(target.path.parent / "other", {1: objects["right"]}, contract="0" * 64)
+
+
+def nothing(target: SetPath, objects: dict[str, bytes]) -> SetPath:
+    return SetPath(target.path.parent / "nowhere")
+
+
+SETS: dict[str, tuple[Callable[[SetPath, dict[str, bytes]], SetPath], str]] = {
+    "a corrupted object": (corrupted, "damaged"),
+    "a missing object": (missing, "missing"),
+    "a damaged manifest": (damaged, "manifest.json"),
+    "another arch": (other_arch, "holds no kernel with a seat (sm_90)"),
+    "other numbers": (wrong_numbers, "away from the stock op's"),
+    "what is no object": (no_object, "could not link"),
+    "another contract": (other_contract, "another contract"),
+    "no set": (nothing, "holds no kernel with a seat (sm_90)"),
+}
+
+
+@pytest.mark.parametrize("what", SETS)
+def test_a_doubt_about_a_set_gives_the_stock_model_and_one_line(
+    engine: Engine, target: SetPath, objects: dict[str, bytes], caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    change, told = SETS[what]
+    engine.load(configuration(kgen=settings(change(target, objects)))).serve((1, 12))
+    assert is_stock(engine) and engine.model.kgen_plan.kernels == {}
+    said, last = lines(caplog)[0], lines(caplog)[1:]
+    assert said.startswith("kgen: stock op for ") and told in said
+    assert all(line.startswith("kgen: no decode graph with a seat was captured") for line in last)
+
+
+@pytest.mark.parametrize("what", SETS)
+def test_under_refuse_the_same_doubt_stops_the_start(
+    engine: Engine, target: SetPath, objects: dict[str, bytes], what: str
+) -> None:
+    change, told = SETS[what]
+    with pytest.raises(Refused, match="kgen refuses: ") as caught:
+        engine.load(configuration(kgen=settings(change(target, objects), fallback="refuse")))
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_one_kernel_that_fails_leaves_the_other_sizes_promoted(
+    engine: Engine, target: SetPath, objects: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = make_set(target.path.parent / "mixed", {1: objects["right"], 8: objects["wrong"], 16: objects["right"]})
+    engine.load(configuration(kgen=settings(mixed))).serve((1, 8, 12))
+    counts = engine.model.kgen_plan.record.counts()
+    assert {t: c[OP]["promoted"] for t, c in counts.items()} == {"1": 3, "8": 0, "12": 3}
+    (said,) = {line for line in lines(caplog) if "stock op" in line}
+    assert said.startswith(f"kgen: stock op for {OP}: 8 tokens: y is ") and "away from the stock op's" in said
+
+
+def test_a_guard_that_fails_in_one_layer_gives_the_stock_op_in_all_of_them(
+    engine: Engine, target: SetPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sharded(model: Any) -> None:
+        model.layers[2].block_sparse_moe.shared_experts.shard_sequence_parallel = True
+
+    monkeypatch.setattr(vllm_standin.KimiLinearModel, "prepared", sharded)
+    engine.load(configuration(kgen=settings(target))).serve((1, 12))
+    assert is_stock(engine)
+    assert lines(caplog)[0] == (
+        f"kgen: stock op for {OP}: layer 2: needs no sharding of its MLP over a sequence (loaded weights)"
+    )
+
+
+def test_all_refusals_are_in_one_message_in_the_order_of_the_stages(
+    engine: Engine, target: SetPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(kgen=settings(target, ops=[OP, "dense_mlp"], fallback="refuse"))
+    config.parallel_config.pipeline_parallel_size = 2
+    config.lora_config = object()
+    with pytest.raises(Refused) as caught:
+        engine.load(config)
+    assert str(caught.value) == (
+        "kgen refuses: every op: needs pipeline parallel size 1 (configuration); "
+        "every op: needs no LoRA (configuration); dense_mlp: the set holds no kernel for it (sm_90) (configuration)"
+    )
+
+
+def test_the_model_is_not_built_when_the_configuration_is_refused(
+    engine: Engine, target: SetPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+    monkeypatch.setattr(vllm_standin.KimiLinearModel, "prepared", lambda model: built.append(1))
+    config = configuration(kgen=settings(target, fallback="refuse"))
+    config.use_v2_model_runner = False
+    with pytest.raises(Refused, match="needs Model Runner V2"):
+        engine.load(config)
+    assert built == []
+
+
+@pytest.mark.parametrize("fallback", ["op", "refuse"])
+def test_the_kill_switch_gives_the_stock_model_whatever_the_fallback(
+    engine: Engine, target: SetPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fallback: str
+) -> None:
+    monkeypatch.setenv("KGEN_DISABLE", "1")
+    engine.load(configuration(kgen=settings(target, fallback=fallback))).serve((1, 12))
+    assert is_stock(engine)
+    assert lines(caplog)[0] == "kgen: stock op for every op: KGEN_DISABLE is set (configuration)"
+
+
+def test_weights_that_change_before_a_cache_is_bound_give_up_the_seats(
+    engine: Engine, target: SetPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.load(configuration(kgen=settings(target)))
+    shared = engine.model.model.layers[3].block_sparse_moe.shared_experts
+    shared.down_proj.weight = torch.nn.Parameter(shared.down_proj.weight[:, :64].clone(), requires_grad=False)
+    engine.state.initialize_kv_cache(None, None)
+    assert "forward" not in vars(shared) and engine.model.kgen_plan.kernels == {}
+    assert lines(caplog) == [
+        f"kgen: stock op for {OP}: layer 3: its weights are not those that were checked (KV caches)"
+    ]
+
+
+# --- ranks
+
+
+def ranks(plans: list[Callable[[Host], Any]]) -> list[Any]:
+    """Each in a thread of its own, agreeing with the others by the minimum; a rank that votes less would hang."""
+    tables: list[torch.Tensor | None] = [None] * len(plans)
+    barrier = threading.Barrier(len(plans), timeout=60)
+    found: list[Any] = [None] * len(plans)
+
+    def reducer(rank: int) -> Callable[[torch.Tensor], None]:
+        def reduce_min(votes: torch.Tensor) -> None:
+            tables[rank] = votes.clone()
+            barrier.wait()
+            votes.copy_(torch.stack([t for t in tables if t is not None]).amin(0))
+            barrier.wait()
+
+        return reduce_min
+
+    def one(rank: int) -> None:
+        of = replace(host(Engine()), agree=over_ranks(reducer(rank)), rank=rank, ranks=len(plans))
+        try:
+            found[rank] = plans[rank](of)
+        except ValueError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=one, args=(r,)) for r in range(len(plans))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return found
+
+
+def planned(config: Any, spoil: Callable[[Any], None] = lambda model: None) -> Callable[[Host], Plan]:
+    def make(of: Host) -> Plan:
+        plan = plan_for(config, of)
+        assert plan is not None
+        model = KimiLinearForCausalLM(vllm_config=None)
+        spoil(model)
+        plan.seat(model)
+        plan.check_caches()
+        return plan
+
+    return make
+
+
+def reasons(plan: Plan) -> list[str]:
+    return [str(r) for r in plan.refusals]
+
+
+def test_what_one_rank_refuses_no_rank_uses(engine: Engine, target: SetPath) -> None:
+    def spoil(model: Any) -> None:
+        model.model.layers[1].block_sparse_moe.shared_experts.gemm_rs_ar = object()
+
+    config = configuration(kgen=settings(target))
+    first, second = ranks([planned(config), planned(config, spoil)])
+    assert first.kernels == second.kernels == {}
+    assert reasons(first) == [f"{OP}: {b} tokens: another rank refuses it (loaded weights)" for b in BINS]
+    assert reasons(second) == [f"{OP}: layer 1: needs no GEMM fused with an all-reduce (loaded weights)"]
+
+
+def test_ranks_that_read_different_sets_use_what_both_hold(
+    engine: Engine, target: SetPath, objects: dict[str, bytes]
+) -> None:
+    fewer = make_set(target.path.parent / "fewer", {8: objects["right"]})
+    empty = SetPath(target.path.parent / "nowhere")
+    both = ranks([planned(configuration(kgen=settings(s))) for s in (target, fewer)])
+    assert [sorted(p.kernels[OP].by_bin) for p in both] == [[8], [8]]
+    alone = ranks([planned(configuration(kgen=settings(s))) for s in (target, empty)])
+    assert [p.kernels for p in alone] == [{}, {}]
+    assert reasons(alone[0]) == [f"{OP}: another rank refuses it (configuration)"]
+
+
+def test_under_refuse_every_rank_stops(engine: Engine, target: SetPath) -> None:
+    fine = configuration(kgen=settings(target, fallback="refuse"))
+    other = configuration(kgen=settings(target, fallback="refuse"))
+    other.lora_config = object()
+    found = ranks([planned(fine), planned(other)])
+    assert [type(f) for f in found] == [Refused, Refused]
+    assert "another rank refuses it" in str(found[0]) and "needs no LoRA" in str(found[1])
+
+
+def test_each_rank_writes_a_record_of_its_own(engine: Engine, target: SetPath) -> None:
+    for plan in ranks([planned(configuration(kgen=settings(target)))] * 2):
+        plan.captured()
+    names = sorted(p.name for p in target.path.parent.glob("record*"))
+    assert names == ["record.rank0.json", "record.rank1.json"]

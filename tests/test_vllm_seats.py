@@ -1,0 +1,173 @@
+"""Each seat: the model's numbers stay, the kernel runs in every layer, and an instance is left as it was found."""
+
+import pytest
+import torch
+from support.vllm_standin import HIDDEN, KimiLinearForCausalLM, drawn
+from torch import nn
+
+from kgen.contract import Values, relative_l2
+from kgen.ops import REGISTRY
+from kgen.serve import Served
+from kgen.serve.vllm.kernels import Call, Kernels, fitting_dims, weight_shapes
+from kgen.serve.vllm.record import Record
+from kgen.serve.vllm.seats import OPS, SEATS, sites
+
+LAYERS = {  # of the stand-in: layers 0, 2, 3 are KDA, 1 is MLA; layer 0 has the dense MLP
+    "kda_in_proj": [0, 2, 3],
+    "mla_in_proj": [1],
+    "oproj_partial": [0, 1, 2, 3],
+    "moe_router": [1, 2, 3],
+    "moe_latent_down": [1, 2, 3],
+    "moe_shared": [1, 2, 3],
+    "dense_mlp": [0],
+}
+
+
+def kernel(op: str, tokens: int) -> Served:
+    """A launcher that behaves as a kernel does: writes in place at its own count, and NaN where rows are padding."""
+    contract = REGISTRY.get(op)
+    problem = contract.problem("nano", tokens, "sm_90a")
+    stock = contract.stock(problem)
+
+    def run(values: Values) -> None:
+        rows = values["m" if "m" in values else "x" if "x" in values else "y"]
+        padding = (rows == 0).all(-1)  # type: ignore[union-attr]  # a tensor, as all below
+        for name, result in stock(values).items():
+            garbage = float("nan") if result.is_floating_point() else -7
+            values[name].copy_(result.masked_fill(padding[:, None], garbage))  # type: ignore[union-attr]
+
+    return Served(contract, problem, run, "", None, dict)
+
+
+class Seated:
+    """A model with kernels of one op in its seats."""
+
+    def __init__(self, op: str, bins: tuple[int, ...] = (1, 8, 16)) -> None:
+        self.model = KimiLinearForCausalLM(vllm_config=None)
+        self.record, self.decoding = Record(), True
+        kernels = Kernels(REGISTRY.get(op), "nano", {b: kernel(op, b) for b in bins})
+        self.found = sites(self.model, [op])[op]
+        self.before = {id(m): dict(vars(m)) for m in self.owners()}
+        self.undo = [
+            SEATS[op].take(s, Call(kernels, s.weights, lambda: self.decoding, self.record.note)) for s in self.found
+        ]
+
+    def owners(self) -> list[object]:
+        routers = [m.router for m in self.model.modules() if hasattr(m, "router")]
+        return [*self.model.modules(), *routers]
+
+    def run(self, tokens: int) -> torch.Tensor:
+        return run(self.model, tokens)
+
+
+def run(model: nn.Module, tokens: int) -> torch.Tensor:
+    with torch.inference_mode():
+        out: torch.Tensor = model(drawn((tokens, HIDDEN), 7).data * HIDDEN**0.5, torch.arange(tokens))
+    return out
+
+
+STOCK = KimiLinearForCausalLM(vllm_config=None)
+
+
+def test_the_seats_are_those_of_the_table() -> None:
+    found = sites(STOCK, OPS)
+    assert {op: [s.layer for s in at] for op, at in found.items()} == LAYERS and tuple(LAYERS) == OPS
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_seat_has_the_weights_of_its_contract(op: str) -> None:
+    for site in sites(STOCK, [op])[op]:
+        shapes = {name: tuple(w.shape) for name, w in site.weights().items()}
+        assert shapes == weight_shapes(REGISTRY.get(op), "nano")
+        assert fitting_dims(REGISTRY.get(op), shapes) == ["nano"]
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 12])
+@pytest.mark.parametrize("op", OPS)
+def test_a_kernel_runs_in_every_layer_and_the_numbers_stay(op: str, tokens: int) -> None:
+    seated = Seated(op)
+    assert relative_l2(seated.run(tokens), run(STOCK, tokens)) < 5e-3
+    assert seated.record.counts() == {str(tokens): {op: {"promoted": len(LAYERS[op]), "stock": {}}}}
+
+
+@pytest.mark.parametrize("op", ["kda_in_proj", "oproj_partial", "moe_latent_down", "moe_shared", "dense_mlp"])
+def test_the_stock_product_is_not_computed_beside_the_kernel(op: str) -> None:
+    def calls(model: nn.Module) -> int:
+        methods = [getattr(m, "quant_method", None) for m in model.modules()]
+        return sum(m.calls for m in methods if m is not None)
+
+    plain = KimiLinearForCausalLM(vllm_config=None)
+    run(plain, 8)
+    seated = Seated(op)
+    seated.run(8)
+    saved = len(LAYERS[op]) * (2 if op in ("moe_shared", "dense_mlp") else 1)
+    assert calls(seated.model) == calls(plain) - saved
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_outside_of_a_decode_graph_everything_is_stock_bit_for_bit(op: str) -> None:
+    seated = Seated(op)
+    seated.decoding = False
+    assert torch.equal(seated.run(8), run(STOCK, 8))
+    assert seated.record.counts() == {} and seated.record.outside == {op: len(LAYERS[op])}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [(2, "no kernel for 2 tokens"), (20, "no kernel for 32 tokens"), (65, "more than 64 tokens")]
+)
+@pytest.mark.parametrize("op", OPS)
+def test_counts_without_a_kernel_are_stock_bit_for_bit_with_a_reason(op: str, tokens: int, reason: str) -> None:
+    seated = Seated(op)
+    assert torch.equal(seated.run(tokens), run(STOCK, tokens))
+    assert seated.record.counts() == {str(tokens): {op: {"promoted": 0, "stock": {reason: len(LAYERS[op])}}}}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_seat_that_is_given_up_leaves_every_instance_as_it_was(op: str) -> None:
+    seated = Seated(op)
+    taken = {id(m): dict(vars(m)) for m in seated.owners()}
+    assert taken != seated.before
+    for undo in seated.undo:
+        undo()
+    assert {id(m): dict(vars(m)) for m in seated.owners()} == seated.before
+    assert torch.equal(seated.run(8), run(STOCK, 8)) and seated.record.counts() == {}
+
+
+def test_no_class_is_changed_by_a_seat() -> None:
+    classes = {type(m) for m in STOCK.modules()}
+    before = {c: dict(vars(c)) for c in classes}
+    for op in OPS:
+        Seated(op).run(8)
+    assert {c: dict(vars(c)) for c in classes} == before
+
+
+def test_a_product_with_a_bias_is_left_to_the_stock_method() -> None:
+    seated = Seated("oproj_partial")
+    linear = seated.model.model.layers[0].self_attn.o_proj
+    linear.bias = drawn((HIDDEN,), 3)
+    seated.run(8)
+    assert seated.record.counts()["8"]["oproj_partial"]["promoted"] == len(LAYERS["oproj_partial"]) - 1
+
+
+def test_the_method_in_a_seat_is_the_stock_one_in_all_else() -> None:
+    linear = Seated("kda_in_proj").model.model.layers[0].self_attn.in_proj_qkvgfab
+    linear.quant_method.apply(linear, drawn((65, HIDDEN), 1).data)
+    assert linear.quant_method.calls == 1
+    with pytest.raises(AttributeError):
+        linear.quant_method.unheard_of  # noqa: B018
+
+
+def test_weights_are_looked_up_at_each_call() -> None:
+    seated = Seated("moe_shared")
+    first = seated.run(8).clone()
+    down = seated.model.model.layers[1].block_sparse_moe.shared_experts.down_proj
+    down.weight = nn.Parameter(torch.zeros_like(down.weight), requires_grad=False)
+    assert not torch.equal(seated.run(8), first)
+
+
+def test_routing_chosen_in_a_decode_graph_is_not_used_by_a_later_step() -> None:
+    seated = Seated("moe_router")
+    gate = seated.model.model.layers[1].block_sparse_moe.gate
+    gate(drawn((8, HIDDEN), 9).data)  # chosen, and its router never came
+    seated.decoding = False
+    assert torch.equal(seated.run(8), run(STOCK, 8))
