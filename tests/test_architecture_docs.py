@@ -48,6 +48,7 @@ COMMANDS = (
         "doctor",
         "gpu",
         "bench-agent",
+        "bench-layer",
         "tune",
         "api",
     ),

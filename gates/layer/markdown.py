@@ -1,0 +1,158 @@
+"""The record of layers as a page: one table a setting and layer, where the time goes, what each technique is worth."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kgen.gates.layer.columns import CHAIN, COMPILED, NO_OVERLAP, NO_PROMOTED, UNFUSED, WITHOUT
+from kgen.gates.layer.points import ANY_CONTEXT, Point
+from kgen.gates.layer.record import LayerRecord, Measured, Side
+from kgen.model.decoder.swap import PROMOTED
+from kgen.records import one_line
+
+Stock = Mapping[str, Any]  # a committed measurement of another engine: see `stock_us`
+NOTHING = "-"
+SHOWN_KERNEL = 60  # characters of a kernel's name
+
+
+def markdown(record: LayerRecord, stock: Stock | None = None) -> str:
+    """`stock`: figures of another engine in one of the settings, shown beside the points that they fit."""
+    lines = ["# Decode layers", "", *_head(record, stock)]
+    for setting, kind in dict.fromkeys((m.job.point.setting, m.job.point.kind) for m in record.points):
+        chosen = [m for m in record.points if (m.job.point.setting, m.job.point.kind) == (setting, kind)]
+        chosen.sort(key=lambda m: (m.job.point.context, m.job.point.tokens))
+        lines += ["", f"## {setting}, {kind}", "", *_times(chosen, stock), "", *_switches(chosen), "", *_parts(chosen)]
+        lines += _timeline(next((m for m in chosen if m.timeline), None))
+    if record.refused:
+        lines += ["", "## Not timed", "", *(f"- `{key}`: {why}" for key, why in sorted(record.refused.items()))]
+    return "\n".join(lines) + "\n"
+
+
+def _head(record: LayerRecord, stock: Stock | None) -> list[str]:
+    if not record.points:
+        return ["Nothing is measured yet."]
+    first = record.points[0]
+    where = first.environment
+    rate = f"floors at {first.read_rate / 1e12:.2f} TB/s, " if first.read_rate else "no floor is known here, "
+    said = [
+        f"Measured on {where.gpu} (driver {where.driver}, CUDA {where.cuda}, torch {where.torch}); {rate}medians with"
+        f" 95 % intervals, µs a layer, {first.timer}. Routing: {first.job.routing}.",
+        "",
+        "`unfused`: every op's stock; `compiled`: with torch.compile; `chain`: the set's kernels in their seats, the"
+        " shared expert on a side stream, and the best stock there is where no kernel is promoted.",
+    ]
+    if stock is not None:
+        said += ["", f"`{stock['engine']}`: {stock['source']}"]
+    for name, why in sorted({(n, w) for m in record.points for n, w in m.left_out.items()}):
+        said += ["", f"`{name}` is left out: {why}."]
+    return said
+
+
+def read_stock(path: Path) -> dict[str, Any]:
+    """Raises ValueError (one line) for what holds no such figures."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {one_line(str(error))}") from None
+    wanted = {"engine": str, "source": str, "setting": str, "context": int, "layers": dict}
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in wanted.items()):
+        raise ValueError(f"{path} holds no figures of an engine: {', '.join(wanted)} are needed")
+    return found
+
+
+def stock_us(stock: Stock | None, point: Point) -> float | None:
+    """The other engine's figure for a point; None where it has none: other widths, other tokens, a longer context."""
+    if stock is None or stock["setting"] != point.setting or point.context > stock["context"]:
+        return None
+    found = stock["layers"].get(point.kind, {}).get(str(point.tokens))
+    return None if found is None else float(found["us"])
+
+
+def _times(chosen: Sequence[Measured], stock: Stock | None) -> list[str]:
+    names = [n for n in (UNFUSED, COMPILED, CHAIN) if any(m.side(n) for m in chosen)]
+    engine = [str(stock["engine"])] if stock and any(stock_us(stock, m.job.point) for m in chosen) else []
+    head = ["tokens", "context", *names, *engine, "chain over best", "floor", "of the floor", "launches", "experts"]
+    return _table(head, [_time_row(m, names, stock if engine else None, bool(engine)) for m in chosen])
+
+
+def _time_row(m: Measured, names: Sequence[str], stock: Stock | None, engine: bool) -> list[str]:
+    point, whole = m.job.point, m.side(CHAIN)
+    theirs = stock_us(stock, point)
+    others = [s.us for n in (UNFUSED, COMPILED) if (s := m.side(n))] + ([theirs] if theirs else [])
+    ratio = f"{whole.us / min(others):.3f}" if whole and others else NOTHING
+    reached = f"{m.floor_us / whole.us:.0%}" if whole and m.floor_us else NOTHING
+    return [
+        str(point.tokens),
+        "any" if point.context == ANY_CONTEXT else str(point.context),
+        *(_us(m.side(n)) for n in names),
+        *([f"{theirs:.1f}" if theirs else NOTHING] if engine else []),
+        ratio,
+        f"{m.floor_us:.1f}" if m.floor_us else NOTHING,
+        reached,
+        str(whole.launches) if whole and whole.launches >= 0 else NOTHING,
+        f"{m.experts:.1f}",
+    ]
+
+
+def _us(side: Side | None) -> str:
+    return f"{side.us:.1f} ({side.low:.1f} to {side.high:.1f})" if side else NOTHING
+
+
+SAID = {NO_OVERLAP: "everything on one stream", NO_PROMOTED: "stock in all seats"}
+
+
+def _switches(chosen: Sequence[Measured]) -> list[str]:
+    names = list(dict.fromkeys(s.name for m in chosen for s in m.switches))
+    if not names:
+        return []
+    rows = []
+    for m in chosen:
+        found = {s.name: s for s in m.switches}
+        cells = [f"{s.us:+.1f} ({s.ratio:.3f}: {s.low:.3f} to {s.high:.3f})" if (s := found.get(n)) else NOTHING
+                 for n in names]  # fmt: skip
+        rows.append([str(m.job.point.tokens), str(m.job.point.context), *cells])
+    said = [SAID.get(n, f"without the kernel of {n.removeprefix(WITHOUT)}") for n in names]
+    return ["What the chain takes longer without a technique, µs (ratio, interval):", "",
+            *_table(["tokens", "context", *said], rows)]  # fmt: skip
+
+
+def _parts(chosen: Sequence[Measured]) -> list[str]:
+    """Where the time goes: the chain on one stream, by op."""
+    seats = list(dict.fromkeys(p.seat for m in chosen for p in m.parts))
+    heads = [f"t{m.job.point.tokens} c{m.job.point.context}" for m in chosen]
+    rows = []
+    for seat in seats:
+        cells, op, who = [], "", ""
+        for m in chosen:
+            part = next((p for p in m.parts if p.seat == seat), None)
+            total = sum(p.us for p in m.parts)
+            cells.append(f"{part.us:.1f} ({part.us / total:.0%})" if part and total else NOTHING)
+            op, who = (part.op, part.candidate[:12] if part.path == PROMOTED else "stock") if part else (op, who)
+        rows.append([seat.split(".", 2)[2], op, who, *cells])
+    missing = sorted({p.op for m in chosen for p in m.parts if p.path != PROMOTED})
+    tail = ["", f"No kernel is promoted for: {', '.join(missing)}."] if missing else []
+    return [
+        "Where the time goes on one stream, µs (share):",
+        "",
+        *_table(["seat", "op", "kernel", *heads], rows),
+        *tail,
+    ]
+
+
+def _timeline(m: Measured | None) -> list[str]:
+    """The kernels of the first point that has them."""
+    if m is None:
+        return []
+    rows = [[f"{k.start:.1f}", f"{k.us:.2f}", str(k.stream), f"`{k.name[:SHOWN_KERNEL]}`"] for k in m.timeline]
+    return [
+        "",
+        f"Kernels of one replay of `{m.job.point.key}`:",
+        "",
+        *_table(["start", "µs", "stream", "kernel"], rows),
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]

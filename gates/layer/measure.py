@@ -1,0 +1,281 @@
+"""One point: draw the sets, build all sides, compare each with float64, then time them interleaved in CUDA graphs.
+
+A graph holds whole rotations of layers with weights and states of their own, so that L2 holds none of a layer's bytes
+when its turn comes. Every call has its running sum in a buffer of its own; before each replay, off the clock, sums and
+recurrent states are put back. What a graph wrote last is compared with an eager step afterwards.
+
+Where the time goes is read from the chain itself: it is cut behind one op after the other, on one stream, and each op
+is given what the chain takes longer for it. Not covered: bounds of single ops (their own sweep has those).
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from kgen.contract.op import Registry
+from kgen.gates import timing
+from kgen.gates.environment import device_arch, environment
+from kgen.gates.layer import check
+from kgen.gates.layer.chain import Lanes, OneLayer, cuda
+from kgen.gates.layer.check import Built, Outputs, Refused
+from kgen.gates.layer.columns import (
+    CHAIN,
+    COMPILED,
+    NO_OVERLAP,
+    UNFUSED,
+    Column,
+    Cut,
+    Promoted,
+    Tap,
+    columns,
+    uncompiled,
+)
+from kgen.gates.layer.draw import Drawn, draw
+from kgen.gates.layer.points import Job
+from kgen.gates.layer.profile import kernels
+from kgen.gates.layer.record import Kernel, Measured, Part, Side, Switch
+from kgen.gates.rates import rates
+from kgen.gates.statistics import median, ratio_interval
+from kgen.model.decoder.swap import STOCK, Seated
+
+CUT_REPETITIONS = 20  # of the chains that are cut: medians of a share, not of a claim
+PLACES = 3  # of a kept sample, in µs
+Say = Callable[[str], None]
+
+
+@dataclass
+class Bench:
+    """One point at work. `sides`: by name, the built layer of every set."""
+
+    job: Job
+    registry: Registry
+    sets: list[Drawn]
+    sides: dict[str, list[Built]]
+    clock: timing.Clock
+    lane: Lanes
+    experts: list[int] = field(default_factory=list)  # distinct ones of each set, by the unfused router
+
+    @property
+    def calls(self) -> int:
+        """Of one graph; on a CPU, where nothing spreads an event pair, one rotation."""
+        return timing.calls_for(len(self.sets)) if self.job.device != "cpu" else len(self.sets)
+
+
+def measure(job: Job, registry: Registry, say: Say = lambda line: None, chosen: Sequence[Column] = ()) -> Measured:
+    """Raises Refused for a side that is not right, ValueError (one line) for a point that does not exist.
+
+    `chosen`: other columns than the job's, the first of them unfused.
+    """
+    started = time.monotonic()
+    job = replace(job, arch=job.arch or device_arch())
+    with torch.no_grad():
+        bench = _bench(job, registry)
+        build(bench, chosen or columns(job, registry))
+        if job.each and not chosen:
+            build(bench, [c for c in columns(job, registry, _serving(bench)) if c.name not in bench.sides])
+        say(f"{job.point.key}: {len(bench.sets)} sets, {len(bench.sides)} sides")
+        ratios, eager = judge(bench)
+        say(f"{job.point.key}: right; timing")
+        samples, timelines = _timed(bench, eager)
+        parts = _parts(bench)
+    sides = tuple(_side(name, times, timelines[name], job.seed) for name, times in samples.items())
+    here = environment()
+    limits = rates(here.gpu)
+    rate = limits.read if limits is not None and job.device != "cpu" else 0.0
+    moved = sum(p.bytes for p in parts)
+    left_out = {COMPILED: why} if (why := uncompiled(job.device)) or not job.compiled else {}
+    return Measured(
+        job=job,
+        bytes=moved,
+        floor_us=moved / rate * 1e6 if rate else 0.0,
+        read_rate=rate,
+        experts=sum(bench.experts) / len(bench.experts),
+        sides=sides,
+        parts=tuple(replace(p, floor_us=p.bytes / rate * 1e6 if rate else 0.0) for p in parts),
+        switches=_switches(samples, job.seed),
+        timeline=timelines.get(CHAIN) or (),
+        ratios=ratios,
+        left_out={name: why or "not asked for" for name, why in left_out.items()},
+        sets=len(bench.sets),
+        calls=bench.calls,
+        timer=bench.clock.timer("graph"),
+        environment=here,
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def _bench(job: Job, registry: Registry) -> Bench:
+    """The sets; how many is known when the first one's step has been counted."""
+    first = draw(job, registry, 0)
+    timing.refuse_persisting_l2(job.device)
+    lane = Lanes(cuda.Stream() if job.device != "cpu" else None)
+    bench = Bench(job, registry, [first], {}, timing.Clock(job.device), lane)
+    (probe,) = build(bench, [columns(job, registry)[0]])
+    check.step(probe, first)
+    touched = sum(h.bytes for h in probe.tap.heard)
+    count = timing.sets_needed(touched, timing.l2_bytes(job.device), first.nbytes)
+    bench.sets += [draw(job, registry, number) for number in range(1, count)]
+    bench.sides.clear()
+    return bench
+
+
+def build(bench: Bench, chosen: Sequence[Column]) -> list[Built]:
+    """Seats of every side in every set; each layer has objects, outputs and workspaces of its own."""
+    made = []
+    for column in chosen:
+        lanes = bench.lane if column.overlap else Lanes()
+        bench.sides[column.name] = []
+        for drawn in bench.sets:
+            tap = Tap(column.binder())
+            layer = OneLayer(
+                drawn.config,
+                drawn.layer,
+                drawn.weights,
+                bench.job.point.tokens,
+                bench.job.arch,
+                tap,
+                bench.registry,
+                lanes,
+                drawn.gathered,
+            )
+            made.append(Built(layer, tap))
+            bench.sides[column.name].append(made[-1])
+    return made
+
+
+def _seated(built: Built) -> dict[str, Seated]:
+    inner = built.tap.inner
+    return {s.seat: s for s in inner.swap.seated} if isinstance(inner, Promoted) else {}
+
+
+def _serving(bench: Bench) -> dict[str, int]:
+    """Ops of the chain that have a promoted kernel, with their seats."""
+    found: dict[str, int] = {}
+    for seated in _seated(bench.sides[CHAIN][0]).values():
+        if seated.path != STOCK:
+            op = seated.problem.split("/", 1)[0]
+            found[op] = found.get(op, 0) + 1
+    return found
+
+
+def judge(bench: Bench) -> tuple[dict[str, dict[str, float]], dict[str, list[torch.Tensor]]]:
+    """Ratios by side and output; and each side's last delta in a graph's calls, by set. Raises Refused."""
+    got: dict[str, list[Outputs]] = {name: [] for name in bench.sides}
+    eager: dict[str, list[torch.Tensor]] = {name: [] for name in bench.sides}
+    want: list[Outputs] = []
+    for number, drawn in enumerate(bench.sets):
+        ids: torch.Tensor | None = None
+        for name, side in bench.sides.items():  # the unfused one first
+            eager[name].append(check.after(side[number], drawn, bench.calls // len(bench.sets)))
+            check.step(side[number], drawn)
+            if breaches := [b for h in side[number].tap.heard for b in h.breaches]:
+                raise Refused(f"{name}: the router breaks a rule of its op: {breaches[0]}")
+            if ids is None:
+                ids = check.chosen(side[number])
+                bench.experts.append(ids.unique().numel())
+            got[name].append(check.step(side[number], drawn, ids))
+        assert ids is not None
+        want.append(check.exact(drawn, bench.registry, bench.job.arch, ids))
+    measured = {name: check.distances(outputs, want) for name, outputs in got.items()}
+    return {name: check.judged(name, d, measured[UNFUSED]) for name, d in measured.items()}, eager
+
+
+def _calls(
+    bench: Bench, side: Sequence[Built], keep: list[torch.Tensor], cut: int | None = None
+) -> tuple[list[timing.Call], Callable[[int], None]]:
+    """The calls of one graph in order, each `cut` behind so many seats, and what puts sums and states back.
+
+    `keep` gets each call's delta.
+    """
+    count = len(bench.sets)
+    sums = [bench.sets[k % count].prefix.clone() for k in range(bench.calls)]
+
+    def call(k: int) -> None:
+        drawn, built = bench.sets[k % count], side[k % count]
+        built.tap.start()
+        built.tap.cut = cut
+        with contextlib.suppress(Cut):
+            keep[k] = built.layer(drawn.residual(sums[k]), drawn.state)
+
+    def restore(_: int) -> None:
+        for k, own in enumerate(sums):
+            own.copy_(bench.sets[k % count].prefix)
+        for drawn in bench.sets:
+            drawn.restore()
+
+    keep[:] = [bench.sets[0].delta] * bench.calls
+    return [_bound(call, k) for k in range(bench.calls)], restore
+
+
+def _bound(call: Callable[[int], None], k: int) -> timing.Call:
+    return lambda: call(k)
+
+
+def _timed(
+    bench: Bench, eager: Mapping[str, list[torch.Tensor]]
+) -> tuple[dict[str, list[float]], dict[str, tuple[Kernel, ...] | None]]:
+    """Samples by side, and what one call of each launches. Raises Refused."""
+    device, sides, left = bench.job.device, [], {}
+    timelines: dict[str, tuple[Kernel, ...] | None] = {}
+    for name, built in bench.sides.items():
+        left[name] = [bench.sets[0].delta]
+        calls, restore = _calls(bench, built, left[name])
+        timelines[name] = kernels(timing.capture(calls[:1], device), device)
+        replay = timing.capture(calls, device)
+        sides.append(timing.Side(name, replay, len(calls), before=restore))
+    samples = timing.interleave(sides, bench.job.repetitions, bench.clock, random.Random(bench.job.seed))
+    for side in sides:
+        side.before(0)
+        side.work()
+        for number in range(len(bench.sets)):
+            last = bench.calls - len(bench.sets) + number
+            check.same(side.name, left[side.name][last], eager[side.name][number])
+    return samples, timelines
+
+
+def _parts(bench: Bench) -> tuple[Part, ...]:
+    """What the chain takes longer for each op, seat by seat, on one stream."""
+    built, device = bench.sides[NO_OVERLAP], bench.job.device
+    rest = []
+    for side, drawn in zip(built, bench.sets, strict=True):
+        check.step(side, drawn)
+        rest.append(side.tap.heard.copy())
+    heard, sides = rest[0], []
+    for behind in range(1, len(heard) + 1):
+        calls, restore = _calls(bench, built, [], behind)
+        sides.append(timing.Side(str(behind), timing.capture(calls, device), len(calls), before=restore))
+    times = timing.interleave(sides, min(CUT_REPETITIONS, bench.job.repetitions), bench.clock, random.Random(1))
+    for side in built:
+        side.tap.cut = None
+    upto = [0.0, *(median(times[str(n)]) for n in range(1, len(heard) + 1))]
+    seated = _seated(built[0])
+    found = []
+    for number, h in enumerate(heard):
+        who = seated.get(h.seat, Seated(h.seat, h.problem.key, STOCK))
+        moved = round(sum(each[number].bytes for each in rest) / len(rest))
+        us = round(upto[number + 1] - upto[number], PLACES)
+        found.append(Part(h.seat, h.op, who.path, who.candidate, who.reason, us, moved, 0.0))
+    return tuple(found)
+
+
+def _side(name: str, samples: Sequence[float], timeline: tuple[Kernel, ...] | None, seed: int) -> Side:
+    us, low, high = ratio_interval(samples, [1.0] * len(samples), seed)
+    launches = -1 if timeline is None else len(timeline)
+    return Side(name, us, low, high, launches, tuple(round(s, PLACES) for s in samples))
+
+
+def _switches(samples: Mapping[str, list[float]], seed: int) -> tuple[Switch, ...]:
+    """Each technique off in turn, over the whole chain in the same repetitions."""
+    if CHAIN not in samples:
+        return ()
+    whole = samples[CHAIN]
+    found = []
+    for name, times in samples.items():
+        if name.startswith(("no_", "without_")):
+            ratio, low, high = ratio_interval(times, whole, seed)
+            found.append(Switch(name, round(median(times) - median(whole), PLACES), ratio, low, high))
+    return tuple(found)
