@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kgen.contract import DTYPES, Op
+from kgen.gates import spins
 from kgen.gates.artefacts import Artefact
 from kgen.gates.audit import limits, phases, ptx
 from kgen.gates.audit import object as objects
@@ -303,6 +304,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "workspaces": to_json(record.workspaces),
         "ptx": dict(record.ptx),
         "phases": [] if record.defect else phases.facts(outcome.artefact.ptx),
+        "waits": list(spins.waiting_file(outcome.artefact.ptx)),
         "launches": [
             {
                 "kernel": launch.kernel,

@@ -17,6 +17,7 @@ from kgen.gates.runner.job import LoadSpec, stock_spec
 from kgen.gates.runner.ncu import METRICS
 from kgen.loop.counting import keep_counters, read, store, with_counters
 from kgen.loop.settings import Settings
+from kgen.proposers.techniques import classes
 from kgen.records import GateResult, Status, Verdict, from_json, to_json
 from kgen.store import Runs
 from kgen.store.errors import IntegrityError
@@ -87,6 +88,7 @@ def test_counters_stand_in_a_candidate_s_folder_and_reach_the_diagnosis(tmp_path
     assert "counters" not in built["problems"]["p/d/t8/sm_90a"] and shown.promotable == verdict.promotable
     (found,) = [f for f in findings(problems, []) if f.code == "counters"]
     assert "read from memory 2.5e+06 byte" in found.text and "bank conflicts: pad" in found.fix
+    assert "bank-conflicts" in classes([found], None)  # which brings the pages on that
     assert folder.file(FILE).is_file() and len(found.line) < 700
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kgen.diagnosis import counters, phases
+from kgen.diagnosis import counters, phases, waits
 from kgen.diagnosis.findings import PERF, Finding
 from kgen.diagnosis.occupancy import SMS, limits, resident
 from kgen.diagnosis.words import cell
@@ -26,7 +26,7 @@ def findings(problems: Mapping[str, Any], points: Sequence[PerfPoint]) -> list[F
             found += [_launch(key, x) for x in launches if _whole(x)]
             found += _instructions(key, facts.get("ptx"))
             found += counters.findings(key, facts.get("counters"))
-    return [*found, *phases.findings(problems, points, READ)]
+    return [*waits.findings(problems), *found, *phases.findings(problems, points, READ)]
 
 
 def _point(p: PerfPoint) -> Finding:

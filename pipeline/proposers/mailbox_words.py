@@ -133,8 +133,9 @@ def _made(verdict: Verdict, small: str) -> str:
     compiled = served(verdict.result("compile"), small)
     problems = compiled.evidence.get("problems") if compiled else None
     advice = isinstance(problems, Mapping) and any(key.split("/")[1:2] != [small] for key in problems)
-    wanted = ("phases", "launch")
-    found = [f if advice else replace(f, fix="") for f in of_speed(compiled, ()).findings if f.code in wanted]
+    wanted = ("wait", "phases", "launch")
+    keep = ("wait",) if not advice else wanted
+    found = [f if f.code in keep else replace(f, fix="") for f in of_speed(compiled, ()).findings if f.code in wanted]
     return shown(Diagnosis(tuple(sorted(found, key=lambda f: wanted.index(f.code)))), SPEED_TOKENS)
 
 

@@ -1,0 +1,47 @@
+"""Kernels whose blocks wait for one another without a cooperative launch: one finding each; no verdict knows of it.
+
+They hang where a block is waited for that does not fit on the GPU beside those that wait. Not covered: whether the wait
+is right (the interpreter runs it), and waits that the PTX does not show (kgen.gates.spins).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kgen.diagnosis.findings import PERF, Finding
+from kgen.diagnosis.occupancy import SMS, resident
+from kgen.diagnosis.words import cell
+
+NEEDED = ("kernel", "grid", "block", "registers", "smem")
+
+
+def findings(problems: Mapping[str, Any]) -> list[Finding]:
+    """`problems`: the compile gate's evidence by problem key. A kernel is said once, where its grid is largest."""
+    worst: dict[str, tuple[float, Finding]] = {}
+    for key, facts in problems.items():
+        listed = facts.get("launches") if isinstance(facts, Mapping) else None
+        for launch in listed if isinstance(listed, list | tuple) else ():
+            if isinstance(launch, Mapping) and all(name in launch for name in NEEDED):
+                load, found = _of(key, facts.get("waits") or (), launch)
+                name = str(launch["kernel"])
+                if found is not None and load > worst.get(name, (0.0, None))[0]:
+                    worst[name] = (load, found)
+    return [found for _, found in worst.values()]
+
+
+def _of(key: str, waits: Any, launch: Mapping[str, Any]) -> tuple[float, Finding | None]:
+    """How far the launch fills the GPU, and the finding where its blocks wait for one another."""
+    blocks, sms = math.prod(launch["grid"]), SMS.get(key.split("/")[-1], SMS["sm_90a"])
+    attributes = launch.get("attributes")
+    cooperative = isinstance(attributes, Mapping) and bool(attributes.get("cooperative"))
+    if launch["kernel"] not in waits or cooperative or blocks <= 1:
+        return 0.0, None
+    fits = sms * resident(math.prod(launch["block"]), int(launch["registers"]), int(launch["smem"]))
+    bound = f"{fits} fit at once on {sms} SMs"
+    said = f"more than {bound}: it may never end" if blocks > fits else f"{bound}, if nothing else runs there"
+    text = (
+        f"{cell(key)} {cell(str(launch['kernel']))[:40]}: its blocks wait in a loop for one another and the launch is"
+        f" not cooperative; {blocks} blocks, {said}"
+    )
+    fix = "cooperative=True in .launch; or keep the grid within what fits at once, and say in a comment why it does"
+    return blocks / fits, Finding(PERF, 0 if blocks > fits else 1, "wait", text, fix, {"blocks": blocks, "fit": fits})
