@@ -59,8 +59,15 @@ class Drawn:
             s={i: t.double() for i, t in self.state.s.items()},
             cache={k: t.double() for k, t in self.state.cache.items()},
         )
-        rows = {"prefix": self.prefix.double(), "blocks": self.blocks.double(), "delta": self.delta.double()}
-        return replace(self, state=state, gathered=self.gathered.double(), before={}, **rows)
+        return replace(
+            self,
+            state=state,
+            prefix=self.prefix.double(),
+            blocks=self.blocks.double(),
+            delta=self.delta.double(),
+            gathered=self.gathered.double(),
+            before={},
+        )
 
 
 def draw(job: Job, registry: Registry, number: int) -> Drawn:

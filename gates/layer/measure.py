@@ -176,7 +176,7 @@ def judge(bench: Bench) -> tuple[dict[str, dict[str, float]], dict[str, list[tor
                 raise Refused(f"{name}: the router breaks a rule of its op: {breaches[0]}")
             if ids is None:
                 ids = check.chosen(side[number])
-                bench.experts.append(ids.unique().numel())
+                bench.experts.append(len(set(ids.flatten().tolist())))
             got[name].append(check.step(side[number], drawn, ids))
         assert ids is not None
         want.append(check.exact(drawn, bench.registry, bench.job.arch, ids))
