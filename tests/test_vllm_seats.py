@@ -1,5 +1,7 @@
 """Each seat: the model's numbers stay, the kernel runs in every layer, and an instance is left as it was found."""
 
+import functools
+
 import pytest
 import torch
 from support.vllm_standin import HIDDEN, KimiLinearForCausalLM, drawn
@@ -69,6 +71,11 @@ def run(model: nn.Module, tokens: int) -> torch.Tensor:
 STOCK = KimiLinearForCausalLM(vllm_config=None)
 
 
+@functools.cache
+def stock(tokens: int) -> torch.Tensor:
+    return run(STOCK, tokens)
+
+
 def test_the_seats_are_those_of_the_table() -> None:
     found = sites(STOCK, OPS)
     assert {op: [s.layer for s in at] for op, at in found.items()} == LAYERS and tuple(LAYERS) == OPS
@@ -86,7 +93,7 @@ def test_every_seat_has_the_weights_of_its_contract(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_a_kernel_runs_in_every_layer_and_the_numbers_stay(op: str, tokens: int) -> None:
     seated = Seated(op)
-    assert relative_l2(seated.run(tokens), run(STOCK, tokens)) < 5e-3
+    assert relative_l2(seated.run(tokens), stock(tokens)) < 5e-3
     assert seated.record.counts() == {str(tokens): {op: {"promoted": len(LAYERS[op]), "stock": {}}}}
 
 
@@ -108,7 +115,7 @@ def test_the_stock_product_is_not_computed_beside_the_kernel(op: str) -> None:
 def test_outside_of_a_decode_graph_everything_is_stock_bit_for_bit(op: str) -> None:
     seated = Seated(op)
     seated.decoding = False
-    assert torch.equal(seated.run(8), run(STOCK, 8))
+    assert torch.equal(seated.run(8), stock(8))
     assert seated.record.counts() == {} and seated.record.outside == {op: len(LAYERS[op])}
 
 
@@ -118,7 +125,7 @@ def test_outside_of_a_decode_graph_everything_is_stock_bit_for_bit(op: str) -> N
 @pytest.mark.parametrize("op", OPS)
 def test_counts_without_a_kernel_are_stock_bit_for_bit_with_a_reason(op: str, tokens: int, reason: str) -> None:
     seated = Seated(op)
-    assert torch.equal(seated.run(tokens), run(STOCK, tokens))
+    assert torch.equal(seated.run(tokens), stock(tokens))
     assert seated.record.counts() == {str(tokens): {op: {"promoted": 0, "stock": {reason: len(LAYERS[op])}}}}
 
 
@@ -130,7 +137,7 @@ def test_a_seat_that_is_given_up_leaves_every_instance_as_it_was(op: str) -> Non
     for undo in seated.undo:
         undo()
     assert {id(m): dict(vars(m)) for m in seated.owners()} == seated.before
-    assert torch.equal(seated.run(8), run(STOCK, 8)) and seated.record.counts() == {}
+    assert torch.equal(seated.run(8), stock(8)) and seated.record.counts() == {}
 
 
 def test_no_class_is_changed_by_a_seat() -> None:
@@ -170,4 +177,4 @@ def test_routing_chosen_in_a_decode_graph_is_not_used_by_a_later_step() -> None:
     gate = seated.model.model.layers[1].block_sparse_moe.gate
     gate(drawn((8, HIDDEN), 9).data)  # chosen, and its router never came
     seated.decoding = False
-    assert torch.equal(seated.run(8), run(STOCK, 8))
+    assert torch.equal(seated.run(8), stock(8))
