@@ -13,11 +13,14 @@ from functools import partial
 from typing import Any
 
 from kgen.diagnosis.api_names import installed
-from kgen.diagnosis.api_unknown import unknown_names
+from kgen.diagnosis.api_unknown import Unknown, unknown_names
 from kgen.gates.compile import GATE, SHOWN_FINDINGS, CompileReport
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
+from kgen.gates.parsing import UNPARSABLE
 from kgen.gates.screen import screen
 from kgen.loop import cost, matrix
+from kgen.loop.population import shape
+from kgen.loop.skeleton import once
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.records import BuildRecord, Candidate, GateResult, Status, to_json
 from kgen.store.candidates import CandidateFolder
@@ -56,14 +59,24 @@ def misnamed(source: str) -> CompileReport | None:
 
     None where all names may exist, where there is no compiler here to ask, and where the screen has its own word.
     """
-    started, names = time.monotonic(), installed()
-    unknown = unknown_names(source, names) if names is not None else ()
+    started, unknown = time.monotonic(), _unknown(source)
     if not unknown or screen(source):
         return None
     message = "\n".join(str(name) for name in unknown[:SHOWN_FINDINGS])
     evidence = {"names": [name.name for name in unknown]}
     seconds = time.monotonic() - started
     return CompileReport(GateResult(GATE, Status.FAIL, "compile.name", message, evidence, seconds, GATE_CONTRACT), ())
+
+
+def _unknown(source: str) -> tuple[Unknown, ...]:
+    """Names that the installed compiler does not have, for all sources with one skeleton at once."""
+    if (names := installed()) is None:
+        return ()
+    find = partial(unknown_names, source, names)
+    try:
+        return once("unknown names", source, lambda _: find())
+    except UNPARSABLE:
+        return ()
 
 
 def _quick(work: Work, folder: CandidateFolder) -> None:
@@ -75,6 +88,7 @@ def _quick(work: Work, folder: CandidateFolder) -> None:
         return
     gate, candidate = work.gate, folder.candidate()
     report = misnamed(candidate.source) or gate.run(candidate, matrix.quick(work.op, work.settings))
+    shape(candidate.source)  # the next plan asks for it, when the tree that the screen made is gone
     work.ledger.took("quick", report.result.seconds)
     if work.stopping.is_set():  # the builder may have been closed under it
         return

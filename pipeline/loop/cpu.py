@@ -6,9 +6,8 @@ machines, and what a process left behind that was orphaned, is not in it.
 """
 
 import os
-from pathlib import Path
 
-PROC = Path("/proc")
+PROC = "/proc"
 
 
 def cpu_seconds() -> float:
@@ -21,12 +20,10 @@ def _below(root: int) -> list[float]:
     times: dict[int, float] = {}
     children: dict[int, list[int]] = {}
     tick = os.sysconf("SC_CLK_TCK")
-    for path in PROC.iterdir() if PROC.is_dir() else ():
-        if not path.name.isdecimal():
-            continue
+    for name in _names():
         try:
-            fields = (path / "stat").read_bytes().rpartition(b") ")[2].split()
-            pid, parent = int(path.name), int(fields[1])
+            fields = _read(f"{PROC}/{name}/stat").rpartition(b") ")[2].split()
+            pid, parent = int(name), int(fields[1])
             times[pid] = sum(int(f) for f in fields[11:15]) / tick  # utime, stime, cutime, cstime
         except (OSError, ValueError, IndexError):
             continue  # it has ended meanwhile
@@ -37,3 +34,20 @@ def _below(root: int) -> list[float]:
         found.append(times[pid])
         waiting += children.get(pid, ())
     return found
+
+
+def _names() -> list[str]:
+    """Of all processes. Plain names: every stage of a run asks twice, and a Path for each took half the time."""
+    try:
+        with os.scandir(PROC) as entries:
+            return [entry.name for entry in entries if entry.name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 4096)  # one line of some fifty numbers
+    finally:
+        os.close(handle)

@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kgen.gates.parsing import UNPARSABLE, children, shared
+from kgen.gates.parsing import UNPARSABLE, children
+from kgen.loop.skeleton import once
 from kgen.records import GATES
 
 NOVEL = 0.35  # structural distance to everything kept from which a right candidate is kept although it is no best
@@ -186,9 +187,12 @@ def shape(source: str) -> frozenset[str]:
     """The structure of a source: which kinds of node stand in which, and the names that it calls. Numbers and names of
     its own do not count, so two points of one template are the same shape."""
     try:
-        tree = shared(source)
+        return once("shape", source, _structure)
     except UNPARSABLE:
         return frozenset(re.findall(r"[A-Za-z_]\w+", source))
+
+
+def _structure(tree: ast.Module) -> frozenset[str]:
     found: set[str] = set()
     pairs: set[tuple[type, type]] = set()
     todo: list[ast.AST] = [tree]

@@ -1,6 +1,14 @@
-"""Records in files: strict on reading, one line on damage."""
+"""Records in files: strict on reading, one line on damage.
+
+A text is made a record once: the rounds of a run read the same files again and again. What is kept goes by the text
+itself, never by a file's name or time, so that a file that was changed is always seen. Records are shared between all
+who read them: nobody may change what is within one.
+"""
 
 import json
+import threading
+from collections.abc import Callable
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -8,12 +16,61 @@ from kgen.records import RecordError, from_json, strict_json, to_json
 from kgen.store.errors import IntegrityError, storing
 
 R = TypeVar("R")
+KEPT_BYTES = 8 << 20  # of texts whose records are kept, the latest first; a record takes some five times its text
+
+
+class Kept:
+    """Values by a name and the text that they were made of, `most` bytes of text at most. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._values: dict[tuple[Any, bytes], Any] = {}  # those used last are last
+        self._lock = threading.Lock()
+
+    def made(self, name: Any, data: bytes, make: Callable[[bytes], R]) -> R:
+        """`make(data)`, or what it gave before under this name. What it raises is not kept."""
+        key = (name, data)
+        with self._lock:
+            if key in self._values:
+                value: R = self._values.pop(key)
+                self._values[key] = value
+                return value
+        value = make(data)
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = value
+                self._bytes += len(data)
+            while self._bytes > self._most:
+                oldest = next(iter(self._values))
+                del self._values[oldest]
+                self._bytes -= len(oldest[1])
+        return value
+
+
+KEPT = Kept(KEPT_BYTES)
 
 
 def json_bytes(value: Any) -> bytes:
     """The readable, deterministic form in which JSON is stored: sorted keys, one space of indent, final newline."""
-    text = json.dumps(to_json(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8") + b"\n"
+    return _written(to_json(value), "\n").encode("utf-8") + b"\n"
+
+
+def _written(value: Any, line: str) -> str:
+    """json.dumps with sorted keys and an indent of 1, which writes in Python, and in three times the time.
+
+    `line`: the line break with the indent of what the value stands in. `value` is what to_json gives.
+    """
+    kind, deeper = type(value), f"{line} "
+    if kind is str:
+        return encode_basestring(value)
+    if kind is int:
+        return repr(value)
+    if kind is dict and value:
+        items = [f"{encode_basestring(name)}: {_written(value[name], deeper)}" for name in sorted(value)]
+        return f"{{{deeper}{f',{deeper}'.join(items)}{line}}}"
+    if kind is list and value:
+        return f"[{deeper}{f',{deeper}'.join([_written(item, deeper) for item in value])}{line}]"
+    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -35,11 +92,15 @@ def parse_json(data: bytes, where: Path | str) -> Any:
 
 def parse_record(cls: type[R], data: bytes, where: Path | str) -> R:
     """Raises IntegrityError that names the file and the field; for a newer schema it says to upgrade."""
-    value = parse_json(data, where)
-    try:
-        return from_json(cls, value)
-    except RecordError as error:
-        raise IntegrityError(f"{where}: {error}") from None
+
+    def make(text: bytes) -> R:
+        value = parse_json(text, where)
+        try:
+            return from_json(cls, value)
+        except RecordError as error:
+            raise IntegrityError(f"{where}: {error}") from None
+
+    return KEPT.made(cls, data, make)
 
 
 def read_record(cls: type[R], path: Path) -> R:

@@ -1,0 +1,93 @@
+"""Sources that differ in the values of their tables only are looked through once, and no others are."""
+
+import ast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kgen.gates.parsing import UNPARSABLE, every, parse
+from kgen.loop.population import shape
+from kgen.loop.skeleton import once, skeleton
+
+HEAD = '"""größer"""\nimport cutlass\n'
+TAIL = "\n\ndef f(x):\n    return cutlass.cute.copy(x, 3)\n"
+
+
+def same(a: str, b: str) -> bool:
+    return skeleton(f"{HEAD}{a}{TAIL}") == skeleton(f"{HEAD}{b}{TAIL}")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("A = 1", "A = 22.5"),
+        ("A = 'x'", 'A = "längeres"'),
+        ("A, B = 8, True", "A, B = 16, False"),
+        ("A: int = 1  # 3", "A: int = 2  # 3"),
+        ("T = ((8, 'ring'), [None, -1])", "T = ((16, 'bulk'), [0, -7.5])"),
+        ("T = {\n    'A': (1, 2),\n}", "T = {\n    'B': (3, 4),\n}"),
+    ],
+)
+def test_values_of_literals_do_not_count(a: str, b: str) -> None:
+    assert a != b and same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("A = 1", "B = 1"),
+        ("A = 1", "A = -1"),
+        ("A = (1,)", "A = [1]"),
+        ("A = (1,)", "A = (1, 2)"),
+        ("A = ()", "A = []"),
+        ("A = 'x'", "A = x"),
+        ("A = 'x'", "A = f'x'"),
+        ("A = 1", "A = 1 + 0"),
+        ("A = (1, cutlass.one)", "A = (1, cutlass.two)"),
+        ("A = (\n    1,\n)", "A = (1,)"),  # what follows stands on other lines
+        ("A = {1: 2}", "A = {1: {2}}"),
+        ("A = 1  # a", "A = 1  # b"),
+        ("f(1)", "f(2)"),
+        ("A = 1\r\nB = 2", "A = 3\r\nB = 4"),
+    ],
+)
+def test_everything_else_does(a: str, b: str) -> None:
+    assert not same(a, b)
+
+
+@given(st.lists(st.integers() | st.text(max_size=4) | st.booleans() | st.none(), min_size=1, max_size=4), st.data())
+@settings(max_examples=60, deadline=None)
+def test_sources_with_one_skeleton_have_the_same_names_structure_and_lines(
+    values: list[object], data: st.DataObject
+) -> None:
+    def source(row: list[object]) -> str:
+        return f"{HEAD}ROWS = {tuple(row)!r}\nLAST = 3{TAIL}"
+
+    other = [data.draw(st.integers(0) | st.text(max_size=4)) for _ in values]
+    if skeleton(source(values)) != skeleton(source(other)):
+        return
+
+    def seen(text: str) -> list[tuple[type[ast.AST], str, int]]:
+        found = [n for n in every(parse(text)) if not isinstance(n, ast.Constant)]
+        return [(type(n), getattr(n, "id", getattr(n, "attr", "")), getattr(n, "lineno", 0)) for n in found]
+
+    assert seen(source(values)) == seen(source(other))
+
+
+def test_of_sources_with_one_skeleton_one_is_looked_through() -> None:
+    looked = list[ast.Module]()
+
+    def names(tree: ast.Module) -> int:
+        looked.append(tree)
+        return len(tree.body)
+
+    texts = [f"{HEAD}ONLY_IN_THIS_TEST = {n}{TAIL}" for n in (1, 2, 3)]
+    assert [once("a test's", text, names) for text in [*texts, texts[0] + "1\n"]] == [4, 4, 4, 5]
+    assert len(looked) == 2
+
+
+def test_a_source_that_cannot_be_parsed_has_none() -> None:
+    with pytest.raises(UNPARSABLE):
+        skeleton("A = (")
+    assert shape("Abc = (bcd") == {"Abc", "bcd"}

@@ -1,0 +1,68 @@
+"""Records in files: the form in which they are written, and that a text is made a record once.
+
+Not covered: what the files of a run hold (test_store_runs), and strictness on reading (test_fuzz_targets).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kgen.records import GateResult, Origin, Status
+from kgen.store import IntegrityError
+from kgen.store.candidates import parse_builds
+from kgen.store.documents import Kept, json_bytes, parse_record, read_record
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@given(VALUES)
+def test_values_are_written_as_the_standard_library_writes_them(value: Any) -> None:
+    wanted = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    assert json_bytes(value) == wanted.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def test_a_record_is_written_in_this_form() -> None:
+    result = GateResult("compile", Status.PASS, "compile.pass", "ä", {"b": [1, 2.5], "a": {}, "n": []}, float("inf"))
+    assert json_bytes(result).decode() == (
+        '{\n "code": "compile.pass",\n "contract": 1,\n "evidence": {\n  "a": {},\n  "b": [\n   1,\n   2.5\n  ],\n'
+        '  "n": []\n },\n "gate": "compile",\n "message": "ä",\n "schema": "kgen.gate-result/1",\n'
+        ' "seconds": "inf",\n "status": "pass"\n}\n'
+    )
+
+
+def test_a_file_that_was_changed_is_seen_whatever_its_size_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "origin.json"
+    for name in ("search", "openai", "search"):
+        path.write_bytes(json_bytes(Origin(name)))
+        os.utime(path, (1, 1))
+        assert read_record(Origin, path).proposer == name
+
+
+def test_one_text_is_one_record_of_each_class_and_damage_is_told_of_every_file_again() -> None:
+    text = json_bytes(Origin("search", {"seed": 3}))
+    assert parse_record(Origin, text, "a") is parse_record(Origin, bytes(bytearray(text)), "b")
+    for where in ("a", "b", "a"):
+        with pytest.raises(IntegrityError, match=f"^{where}: "):
+            parse_record(GateResult, text, where)
+        with pytest.raises(IntegrityError, match=f"^{where} is damaged: "):
+            parse_record(Origin, text[:-3], where)
+        with pytest.raises(IntegrityError, match=f"^{where}: expected a list of build records"):
+            parse_builds(text, Path(where))
+
+
+def test_what_is_kept_has_a_bound_and_those_used_last_stay() -> None:
+    kept, made = Kept(10), list[bytes]()
+
+    def make(data: bytes) -> bytes:
+        made.append(data)
+        return data[:1]
+
+    for data in (b"aaaa", b"bbbb", b"aaaa", b"cccc", b"aaaa", b"bbbb", b"d" * 11, b"bbbb"):
+        assert kept.made("x", data, make) == data[:1]
+    assert made == [b"aaaa", b"bbbb", b"cccc", b"bbbb", b"d" * 11, b"bbbb"]
