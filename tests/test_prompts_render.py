@@ -340,3 +340,8 @@ def test_an_ask_whose_parent_is_gone_is_no_reason_to_ask_nothing(tmp_path: Path)
     history = (attempt("x = 2", failing("no such name")),)
     ask = Ask(1, "optimise", ("f" * 64,))
     assert packaged().prompt(request(tmp_path, history=history, ask=ask)).template == "repair.md"
+
+
+@pytest.mark.parametrize("op", sorted(REGISTRY.ops))
+def test_no_question_points_into_a_file_that_its_reader_does_not_have(op: str, tmp_path: Path) -> None:
+    assert "this file" not in packaged().prompt(request(tmp_path, op)).user

@@ -21,12 +21,13 @@ from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
 from kgen.gates.rates import MEASURED
 from kgen.proposers import constants, techniques
 from kgen.proposers.base import ProposalRequest, Situation
-from kgen.proposers.feedback import feedback
+from kgen.proposers.feedback import SHOWN, feedback
 from kgen.proposers.quoting import quoted
 from kgen.records import Problem, canonical_json, sha256_bytes
 
 READ_RATE = MEASURED["NVIDIA H200"].read  # bytes/s: the roofline of the reports
 COST_TOKENS = (1, 8, 64)
+THERE = "this file's head"  # in a docstring of hard rules: they are those of the module's text, which is shown
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class PromptSet:
             "count": request.ask.of if request.ask and alone else request.count,
             "situation": situation_values(request, now) if now is not None else None,
             "answer": techniques.answering(chosen.classes, self.pages, request.archs, by_op),
+            "news": _news(request, chosen.values["attempts"]),
+            "made_of": _made_of(request, chosen.values.get("best")),
             **chosen.values,
         }
         guide = "\n".join([self.pages["guide.md"], *(techniques.text(self.pages[name]) for name in by_op)])
@@ -153,6 +156,24 @@ def situation_values(request: ProposalRequest, now: Situation) -> dict[str, Any]
         "ranked": _where(now.ranked),
         "ranked_small": {p.dims for p in now.ranked} == {request.op.pack.small},
     }
+
+
+def _news(request: ProposalRequest, attempts: Sequence[Mapping[str, str]]) -> dict[str, Any] | None:
+    """What the last round brought, of the rows of attempts, and whether the best is one of them."""
+    now = request.standings
+    if now is None or request.round < 2:
+        return None
+    latest = {candidate[:SHOWN] for candidate in now.latest}
+    best = now.places[0] if now.places else None
+    rows = [row for row in attempts if row["id"] in latest]
+    said = {"id": best.id[:SHOWN], "value": best.value, "new": best.id in now.latest} if best else None
+    return {"rows": rows, "best": said} if rows else None
+
+
+def _made_of(request: ProposalRequest, best: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Lines on the static cost of the candidate that is to be improved."""
+    costs = request.standings.costs if request.standings and best else {}
+    return next((lines for candidate, lines in costs.items() if best and candidate.startswith(best["id"])), ())
 
 
 def _where(problems: Sequence[Problem]) -> str:
@@ -235,6 +256,8 @@ def _judging_notes(op: Op, point: Problem) -> Iterator[str]:
             yield f"`{t.name}` is judged otherwise: {_rule_text(t.rule)}"
     if type(op).hard_rules is not Op.hard_rules:
         said = inspect.cleandoc(type(op).hard_rules.__doc__ or "")
+        if THERE in said:
+            said = ""  # they stand with the formulas already
         yield (
             "Every call must also keep the rules stated with the formulas and definitions, whatever the tolerance"
             f" says. {said}".rstrip()

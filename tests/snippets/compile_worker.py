@@ -32,7 +32,8 @@ def compile_one(source: str, path: Path, job: dict[str, Any]) -> int:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-    types = {"bf16": cutlass.BFloat16, "f32": cutlass.Float32, "i32": cutlass.Int32, "u8": cutlass.Uint8}
+    types = {"bf16": cutlass.BFloat16, "f32": cutlass.Float32, "u8": cutlass.Uint8}
+    types |= {"i32": cutlass.Int32, "i64": cutlass.Int64}
     module, tokens, arch = load(source, path), job["tokens"], job["arch"]
     dims = {**job["dims"], "tokens": tokens}
 
