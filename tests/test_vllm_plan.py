@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -32,17 +33,28 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return compiled(tmp_path_factory.mktemp("objects"))
 
 
-@pytest.fixture
-def target(tmp_path: Path, objects: dict[str, bytes]) -> SetPath:
-    return make_set(tmp_path / "set", dict.fromkeys(BINS, objects["right"]))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, objects: dict[str, bytes]) -> Path:
+    return make_set(tmp_path_factory.mktemp("whole") / "set", dict.fromkeys(BINS, objects["right"])).path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Linked libraries by hash, for all tests: what is linked is not what is tested here."""
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Engine:
+def target(tmp_path: Path, whole: Path) -> SetPath:
+    return SetPath(Path(shutil.copytree(whole, tmp_path / "set")))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> Engine:
     """Beside a stand-in of vLLM with the plugin registered, on a machine that claims to be an H200."""
     for name in ("KGEN_SET", "KGEN_DISABLE", "VLLM_BATCH_INVARIANT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("KGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KGEN_CACHE", str(cache))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     caplog.set_level(logging.INFO, "vllm.kgen")
     install(monkeypatch, tmp_path)

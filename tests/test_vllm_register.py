@@ -144,7 +144,7 @@ def test_a_decode_graph_is_a_capture_that_is_not_piecewise(
     contexts = sys.modules["vllm.forward_context"]
     monkeypatch.setattr(contexts, "is_forward_context_available", lambda: context)
     monkeypatch.setattr(contexts, "get_forward_context", lambda: found, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     assert host.in_decode_graph() is decode
 
