@@ -30,7 +30,7 @@ from kgen.loop.standing import standings
 from kgen.loop.stopping import Standing, stop
 from kgen.loop.tools import tools_of
 from kgen.loop.work import Work
-from kgen.proposers.base import Budget, Listener, ProposalRequest
+from kgen.proposers.base import Budget, Listener, ProposalRequest, Proposer
 from kgen.records import GATES, Status, Verdict, to_json
 from kgen.store.candidates import CandidateFolder
 
@@ -140,7 +140,7 @@ class Steps:
             round=number,
             tools=tools_of(work),
             situation=situation(work, number, [v for _, v in judged]),
-            standings=standings(work.run, work.op, settings, judged),
+            standings=standings(work.run, work.op, settings, judged) if _asks_in_words(work.proposer) else None,
         )
 
     @property
@@ -219,6 +219,11 @@ class Steps:
         if opened is not None:
             return {**state, "round": opened - 1}
         return {**state, "over": "" if not rounds or rounds[-1].candidates else rounds[-1].note}
+
+
+def _asks_in_words(proposer: Proposer) -> bool:
+    """Whether somebody reads its questions: a model, or whoever listens. A search has no use for the time it takes."""
+    return bool(getattr(proposer, "concurrent", False)) or isinstance(proposer, Listener)
 
 
 def verdicts(folders: Sequence[CandidateFolder]) -> list[Verdict]:
