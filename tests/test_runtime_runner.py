@@ -266,3 +266,9 @@ def test_ranking_marks_what_crashes_or_hangs_and_ranks_the_rest(tmp_path: Path) 
     assert rows[0].rel_l2 == 0 and rows[1].rel_l2 == 1
     assert 0 < rows[0].us_best <= rows[0].us < 1e6
     assert "SIGSEGV" in rows[2].message and "illegal memory access" in rows[3].message
+
+
+def test_every_kernel_is_compared_from_the_same_state_whatever_was_timed_before_it(tmp_path: Path) -> None:
+    problem = REGISTRY.get("kda_core").problem("nano", 2, "sm_90a")
+    rows = rank([stock_spec(problem)] * 2, cache=tmp_path, device="cpu", repetitions=2)
+    assert [row.rel_l2 for row in rows] == [0, 0]

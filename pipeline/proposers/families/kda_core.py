@@ -27,10 +27,10 @@ SPACE = Space(
 FAMILY = Family(
     "kda_core",
     known=(
-        # about one CTA an SM for few requests, a whole head a CTA and two CTAs an SM from 8 requests on
-        Variant(CLUSTER, {"ctas": 96, "elements": 64, "lanes": 8, "early": True, "pdl": True}),
         # more and smaller CTAs: shorter chains in each
         Variant(CLUSTER, {"ctas": 264, "elements": 32, "lanes": 16, "early": True, "pdl": True}),
+        # about one CTA an SM for few requests, a whole head a CTA and two CTAs an SM from 8 requests on
+        Variant(CLUSTER, {"ctas": 96, "elements": 64, "lanes": 8, "early": True, "pdl": True}),
     ),
     spaces=(SPACE,),
 )

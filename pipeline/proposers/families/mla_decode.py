@@ -1,4 +1,4 @@
-"""mla_decode: runs of rows over all SMs through a ring in shared memory, then a merge. No GPU has timed a point yet.
+"""mla_decode: runs of rows over all SMs through a ring in shared memory, then a merge.
 
 Bytes in flight of an SM. A plain read reaches 4.48 TB/s on an H200: 34 KB/us of each of 132 SMs. A loaded read takes
 about 1 us, so 34 KB must be under way at the least; a tile computes for part of that time, hence twice as much or more.
@@ -6,13 +6,13 @@ A tile is started when the one before the current one is done with: of a ring of
 By known point, in their order (a CTA an SM):
 
     point                        bf16                           e4m3
-    32-row tiles, 16 columns     5 tiles of 37 KB: 111-148 KB   9 tiles of 18 KB: 129-148 KB
-    the same by bulk copies      as above                       as above
-    32-row tiles, 24 columns     4 tiles of 37 KB: 74-111 KB    9 tiles of 18 KB: 129-148 KB
+    bulk copies, 16 columns      5 tiles of 37 KB: 111-148 KB   9 tiles of 18 KB: 129-148 KB
+    the same by cp.async         as above                       as above
+    cp.async, 24 columns         4 tiles of 37 KB: 74-111 KB    9 tiles of 18 KB: 129-148 KB
 
-The first is for whatever is bound by the reads of rows: 12 heads are 16 columns. Copies of 16 bytes (cp.async) take 72
-instructions of a warp a bf16 tile, over four warps; bulk copies take one a row, each in a loop of some ten, since their
-addresses are uniform: which of them keeps up better is for the sweep to say. More columns a CTA: several new tokens a
+All tiles have 32 rows. The first two are for whatever is bound by the reads of rows: 12 heads are 16 columns. Copies of
+16 bytes (cp.async) take 72 instructions of a warp a bf16 tile, over four warps; bulk copies take one a row, each in a
+loop of some ten, since their addresses are uniform. More columns a CTA: several new tokens a
 request, where every other CTA that shares the rows reads them from L2 again.
 """
 
@@ -83,8 +83,8 @@ SPACE = Space(
 FAMILY = Family(
     "mla_decode",
     known=(
-        Variant(RING, {"rows": 32, "ring": 184, "warps": 8, "columns": 16, "least": 2, "bulk": False}),
         Variant(RING, {"rows": 32, "ring": 184, "warps": 8, "columns": 16, "least": 2, "bulk": True}),
+        Variant(RING, {"rows": 32, "ring": 184, "warps": 8, "columns": 16, "least": 2, "bulk": False}),
         Variant(RING, {"rows": 32, "ring": 176, "warps": 8, "columns": 24, "least": 2, "bulk": False}),
     ),
     spaces=(SPACE,),
