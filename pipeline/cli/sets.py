@@ -1,5 +1,6 @@
 """kgen promote, rollback, verify, status: what a kernel set holds, and changing it."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from kgen.promotion import Current, Finding, StalePromotion, StatusRow
     from kgen.records import Manifest
     from kgen.store import Run, SetPath
+
+
+FULL_SECONDS = 480.0  # of one part of `verify --full`
 
 
 def register(app: typer.Typer) -> None:
@@ -168,7 +172,19 @@ def verify(
     kernels: SetOption = "",
     cache: CacheOption = "",
     rebuild: Annotated[bool, typer.Option(help="Build the sources again and compare.")] = True,
-    gates: Annotated[bool, typer.Option(help="On a GPU: run the gates again on the stored objects.")] = True,
+    gates: Annotated[bool, typer.Option(help="On a GPU: as --all.")] = True,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Insist on a GPU: all numbers, the whole set in one model, times at 1, 8, 64 tokens."
+        ),
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Insist on a GPU: every gate of every kernel. Resumable.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Begin no piece on the GPU that would end later (--full: 480).")
+    ] = 0.0,
     json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what is not ok.")] = False,
 ) -> None:
@@ -186,21 +202,29 @@ def verify(
     if kernels and not place.path.is_dir():  # a default one may not be there yet; one that was named is a slip
         raise boundary.Usage(f"there is no kernel set {place.path}")
     report = check(place, current(), rebuilder)
-    findings = list(report.findings)
-    if gates and report.ok:
+    findings, left = list(report.findings), 0
+    if (gates or every or full) and report.ok:
         from kgen.loop.reproving import reprove
 
-        findings += reprove(place, REGISTRY, cache_at(cache), output.say)
+        most = seconds or (FULL_SECONDS if full else math.inf)
+        again = reprove(place, REGISTRY, cache_at(cache), output.say, full=full, seconds=most)
+        findings, left = [*findings, *again.findings], len(again.left)
     ok = all(f.outcome is not Outcome.BAD for f in findings)
     if json:
         listed = [
             {"subject": f.subject, "check": f.check, "outcome": f.outcome, "message": f.message} for f in findings
         ]
-        output.emit({"schema": "kgen.verified/1", "set": str(place.path), "ok": ok, "findings": listed, "note": why})
+        document = {"schema": "kgen.verified/1", "set": str(place.path), "ok": ok, "findings": listed, "note": why}
+        output.emit({**document, "left": left})
     else:
         _show(str(place.path), [f for f in findings if not quiet or f.outcome is not Outcome.OK], ok, why)
     if not ok:
         raise typer.Exit(boundary.INTEGRITY)
+    if left:
+        output.say(f"kgen: {left} pieces are left; the same command goes on with them")
+        raise typer.Exit(boundary.INFRASTRUCTURE)
+    if (every or full) and any(f.subject == "gates" for f in findings):
+        raise boundary.Missing("nothing was run again: that takes a GPU of the kernels' architecture")
 
 
 def _show(title: str, findings: "list[Finding]", ok: bool, why: str) -> None:
