@@ -14,8 +14,8 @@ from kgen.diagnosis.words import cell
 IN_FLIGHT = 27  # kB an SM that the cost wants (kgen.loop.cost)
 WORTH = 0.05  # of the sum: smaller terms are no place to begin
 SMALL = (
-    "At so small a size this is no time, nor a guess of one: it counts with SMs that there is hardly a block for, so it"
-    " falls with every further split of the work. It orders candidates of one run; served sizes decide what is fast."
+    "At so small a size this is no time, nor a guess of it: there is hardly a block for the SMs that it counts with, so"
+    " work that is split ever finer lowers it, which no clock would confirm. It orders the candidates of one run."
 )
 
 

@@ -16,16 +16,19 @@ NEEDED = ("kernel", "grid", "block", "registers", "smem")
 
 
 def findings(problems: Mapping[str, Any]) -> list[Finding]:
-    """`problems`: the compile gate's evidence by problem key. A kernel is said once, where its grid is largest."""
-    worst: dict[str, tuple[float, Finding]] = {}
+    """`problems`: the compile gate's evidence by problem key.
+
+    The n-th launch of a call is said once, at the problem where its grid is largest: kernels are called otherwise at
+    other sizes.
+    """
+    worst: dict[int, tuple[float, Finding]] = {}
     for key, facts in problems.items():
         listed = facts.get("launches") if isinstance(facts, Mapping) else None
-        for launch in listed if isinstance(listed, list | tuple) else ():
+        for place, launch in enumerate(listed if isinstance(listed, list | tuple) else ()):
             if isinstance(launch, Mapping) and all(name in launch for name in NEEDED):
                 load, found = _of(key, facts.get("waits") or (), launch)
-                name = str(launch["kernel"])
-                if found is not None and load > worst.get(name, (0.0, None))[0]:
-                    worst[name] = (load, found)
+                if found is not None and load > worst.get(place, (0.0, None))[0]:
+                    worst[place] = (load, found)
     return [found for _, found in worst.values()]
 
 

@@ -15,8 +15,7 @@ For each launch of a call, in µs:
 The cost of a candidate is the sum over the quick tier. It orders designs that differ in these things and knows nothing
 of instruction order, bank conflicts or cache policy: it picks finalists, it never judges. Constants are round figures
 of an H200 and a B300; only their proportions matter. It counts with all SMs at the small dims too, where there is
-hardly a block: it falls there with every further split, which says nothing of a time. kgen.diagnosis.static has it in
-words.
+hardly a block: finer splits lower it there, which says nothing of a time. kgen.diagnosis.static has it in words.
 """
 
 import math
