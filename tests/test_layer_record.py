@@ -124,27 +124,25 @@ def test_a_record_comes_back_as_it_was_and_a_point_measured_again_replaces_the_o
         records.read(path)
 
 
-def test_a_point_is_measured_in_a_process_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "l.json"
+def test_each_point_has_a_process_is_not_measured_again_and_one_that_breaks_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, said = tmp_path / "l.json", list[str]()
     asked = [*("--device", "cpu", "--kinds", "kda", "--tokens", "1", "--repetitions", "2"), "--out", str(out)]
     assert command.main([*asked, "--seconds", "0"]) == command.AGAIN
     assert not out.exists()
-    assert command.main(asked) == command.MEASURED
+    good = Job(Point("nano", "kda", 1, ANY_CONTEXT), device="cpu", repetitions=2)
+    bad = dataclasses.replace(good, point=dataclasses.replace(good.point, setting="nowhere"))
+    ended = running.run([bad, good], out, 1e9, said.append)
+    assert ended.broken == (bad.point.key,) and command.status(ended) == command.AGAIN
+    assert "no setting 'nowhere'" in records.read(out).refused[bad.point.key]
     first = out.read_bytes()
-    assert "## nano, kda" in (tmp_path / "l.md").read_text()
     capsys.readouterr()
-    assert command.main(asked) == command.MEASURED
+    assert command.main(asked) == command.REFUSED  # what broke off is still said
     assert "done before" in capsys.readouterr().err and out.read_bytes() == first
+    assert "## nano, kda" in (tmp_path / "l.md").read_text()
     assert command.main([*asked, "--tokens", "x"]) == command.USAGE
     assert command.main([*asked, "--setting", "nowhere"]) == command.USAGE
-
-
-def test_a_process_that_breaks_is_an_error_of_its_point_and_the_next_one_is_begun(tmp_path: Path) -> None:
-    job = Job(dataclasses.replace(POINT, setting="nowhere"), device="cpu")
-    said: list[str] = []
-    ended = running.run([job], tmp_path / "l.json", 60.0, said.append)
-    assert ended.broken == (job.point.key,) and command.status(ended) == command.AGAIN
-    assert "nowhere" in records.read(tmp_path / "l.json").refused[job.point.key]
 
 
 def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
