@@ -129,6 +129,8 @@ TABLE: list[tuple[Callable[[Path], None], list[str], int, str]] = [
     (foreign_run, ["ingest", "evidence.json"], 2, "no evidence"),
     (with_run, ["kit", "latest"], 1, "staged"),
     (with_run, ["kit", "latest", "--candidate", "7"], 2, "'7'"),
+    (with_run, ["kit", "latest", "--python", "2.7"], 2, "there are 3.11, 3.12"),
+    (with_run, ["kit", "latest", "--flavour", "cu9"], 2, "there are cu12, cu13"),
     (with_run, ["promote", "latest"], 1, "promote.verdict"),
     (nothing, ["promote", "latest"], 2, "none yet"),
     (nothing, ["rollback", OP.name], 1, "rollback.none"),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,21 @@ def test_a_kit_is_written_and_names_what_to_do_with_it(
     (line,) = table["runs"]
     assert line["run"] == made.run.id and len(line["candidates"][0]["builds"]) == 4
     assert (home / "kit.pyz").stat().st_mode & 0o077 == 0
+
+
+def test_a_kit_may_be_for_some_pythons_and_cuda_majors_only(
+    home: Path, made: Proven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kgen.gates import kit
+
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(kit, "tvm_ffi_pieces", lambda pythons, cache: asked.append(pythons) or [])
+    monkeypatch.setattr(kit, "runtime_pieces", lambda flavours, cache: asked.append(flavours) or [])
+    assert called(["kit", made.run.id, "-o", "kit.pyz", "--python", "3.12", "--flavour", "cu13"]) == 0
+    assert asked == [("3.12",), ("cu13",)]
+    with zipfile.ZipFile(home / "kit.pyz") as archive:
+        table = json.loads(archive.read("kit.json"))
+    assert (table["pythons"], table["flavours"]) == (["3.12"], ["cu13"])
 
 
 def test_a_kit_whose_objects_are_gone_says_how_to_get_them(

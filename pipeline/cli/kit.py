@@ -42,14 +42,22 @@ def kit(
     candidate: Annotated[
         list[str] | None, typer.Option("--candidate", help="Only these of the one run, by number or id.")
     ] = None,
+    python: Annotated[
+        list[str] | None, typer.Option("--python", metavar="X.Y", help="Only for these Pythons (default: all).")
+    ] = None,
+    flavour: Annotated[
+        list[str] | None, typer.Option("--flavour", metavar="cuNN", help="Only for torch of these CUDA majors.")
+    ] = None,
     runs: RunsOption = "",
     kernels: SetOption = "",
     cache: CacheOption = "",
     json: JsonOption = False,
 ) -> None:
     """Write one file that runs the GPU gates of runs anywhere: Python, torch, cc and a GPU, no network."""
-    from kgen.gates.kit import build
+    from kgen.gates.kit import FLAVOURS, PYTHONS, build
     from kgen.store import set_path
+
+    pythons, flavours = _among(python, PYTHONS, "Python"), _among(flavour, FLAVOURS, "CUDA flavour")
 
     found = [find_run(name, runs) for name in run or ["latest"]]
     if candidate and len(found) > 1:
@@ -58,20 +66,26 @@ def kit(
     if not target.parent.is_dir():
         raise boundary.Usage(f"there is no folder {target.parent}")
     carried = [_carried(each, candidate or (), set_path(kernels).path, place) for each in found]
-    made = build(carried, target, place)
+    made = build(carried, target, place, pythons=pythons, flavours=flavours)
     if json:
         output.emit({"schema": "kgen.kit-file/1", **{k: str(v) if k == "path" else v for k, v in vars(made).items()}})
         return
     size, archs = made.bytes / 2**20, ", ".join(made.archs)
-    count, python = sum(len(each.candidates) for each in carried), f"python {shlex.quote(made.path.name)}"
+    count, start = sum(len(each.candidates) for each in carried), f"python {shlex.quote(made.path.name)}"
     output.data(f"{made.path}: {count} candidates at {made.problems} points ({archs}), {size:.1f} MiB")
     if len(found) == 1:
-        output.data(f"on a GPU host:  {python}        writes evidence.json and raw.json.xz")
+        output.data(f"on a GPU host:  {start}        writes evidence.json and raw.json.xz")
         output.data("then here:      kgen ingest evidence.json --raw raw.json.xz")
     else:
-        output.data(f"on a GPU host:  {python}        writes evidence.RUN.json and raw.RUN.json.xz for each run")
+        output.data(f"on a GPU host:  {start}        writes evidence.RUN.json and raw.RUN.json.xz for each run")
         output.data("then here:      kgen ingest evidence.RUN.json   run by run")
     output.data("It carries the runs' keys: whoever holds it can sign evidence of them.")
+
+
+def _among(wanted: Sequence[str] | None, known: Sequence[str], what: str) -> Sequence[str]:
+    if strange := [each for each in wanted or () if each not in known]:
+        raise boundary.Usage(f"no {what} {strange[0]!r} for kits; there are {', '.join(known)}")
+    return tuple(each for each in known if each in wanted) if wanted else known
 
 
 def _carried(run: "Run", names: Sequence[str], kernels: Path, place: Path) -> "Contents":
