@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from kgen.diagnosis.perf import findings
+from kgen.diagnosis.shown import of_verdict
 from kgen.gates.spins import waiting, waiting_file
+from kgen.proposers.feedback import feedback
+from kgen.records import Candidate, GateResult, Origin, Status, Verdict
 
 BUILT = json.loads(lzma.decompress((Path(__file__).parent / "ptx_corpus" / "built.json.xz").read_bytes()))
 SPIN = ("flag.", "grid_barrier.")  # the corpus's kernels with `while` round a load; `lock` spins on an atomic
@@ -84,3 +87,15 @@ def test_a_kernel_is_told_once_where_it_has_most_blocks() -> None:
     many["op/e/t8/sm_90a"]["waits"] = ["k_of_e"]  # type: ignore[index]
     (said,) = waits({**evidence(8), **many, **evidence(9, "f")})
     assert "op/e/t8/sm_90a" in said and "300 blocks" in said
+
+
+def test_a_candidate_that_another_gate_refuses_is_told_of_its_wait_after_what_was_seen() -> None:
+    compiled = GateResult("compile", Status.PASS, "compile.pass", "", {"problems": evidence(264)})
+    hung = GateResult("unit-numeric", Status.FAIL, "numeric.timeout", "no end in 20 s")
+    lines = [f.code for f in of_verdict(Verdict("c", (compiled, hung))).findings]
+    assert "wait" in lines and "numeric.timeout" in lines
+    assert of_verdict(Verdict("c", (compiled,))).findings == ()
+    refused = GateResult("compile", Status.FAIL, "audit.spill", "m", {"problems": evidence(264)})
+    assert [f.code for f in of_verdict(Verdict("c", (refused,))).findings] == ["spill"]
+    page = feedback(((Candidate("op", "x = 1\n", Origin("t")), Verdict("c", (compiled, hung))),)).values["failed"]
+    assert "[wait] op/d/t8/sm_90a" in page["message"]

@@ -6,9 +6,9 @@ A token is taken for three characters, which is fewer than any common tokenizer 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kgen.diagnosis import compile_errors, numeric, perf
+from kgen.diagnosis import compile_errors, numeric, perf, waits
 from kgen.diagnosis.findings import Diagnosis, Finding, ordered
-from kgen.records import GateResult, PerfPoint
+from kgen.records import GateResult, PerfPoint, Verdict
 
 MAX_TOKENS = 2_000
 CHARACTERS = 3  # a token
@@ -30,6 +30,16 @@ def of_failure(result: GateResult) -> Diagnosis:
         split = len(lines) > 1 and several
         return ordered(compile_errors.findings([(result.code, m) for m in (lines if split else [result.message])]))
     return ordered([Finding(result.gate, 0, result.code, " ".join(result.message.split())[:MAX_LINE])])
+
+
+def of_verdict(verdict: Verdict) -> Diagnosis:
+    """Of the gate that refused it; also that its blocks wait for one another, where a later gate than compile did."""
+    failed, compiled = verdict.failed, verdict.result("compile")
+    if failed is None:
+        return Diagnosis()
+    problems: Any = compiled.evidence.get("problems") if compiled is not None and compiled.passed else None
+    more = waits.findings(problems) if isinstance(problems, Mapping) else []
+    return ordered([*of_failure(failed).findings, *more])
 
 
 def of_speed(compiled: GateResult | None, points: Sequence[PerfPoint]) -> Diagnosis:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.diagnosis.findings import Diagnosis
-from kgen.diagnosis.shown import CHARACTERS, MAX_TOKENS, of_failure, of_speed, shown, tokens
+from kgen.diagnosis.shown import CHARACTERS, MAX_TOKENS, of_speed, of_verdict, shown, tokens
 from kgen.diagnosis.words import cell
 from kgen.proposers import techniques
 from kgen.proposers.base import CROSSOVER, DESIGN, OPTIMISE, REPAIR, RESTART, Ask, History, Place
@@ -166,8 +166,7 @@ def _asked(ask: Ask, view: _View) -> Feedback | None:
 
 
 def _repair(entry: _Judged) -> Feedback:
-    failed = entry.verdict.failed
-    found = of_failure(failed).findings if failed else ()
+    found = of_verdict(entry.verdict).findings
     return Feedback("repair.md", {"failed": _failed(entry)}, tuple(techniques.classes(found, None)))
 
 
@@ -246,15 +245,15 @@ def _failed(entry: _Judged) -> dict[str, Any]:
         "id": entry.candidate.id[:SHOWN],
         "gate": cell(result.gate),
         "code": cell(result.code),
-        **_told(result),
+        **_told(result, of_verdict(entry.verdict)),
         "source": entry.candidate.source,
     }
 
 
-def _told(result: GateResult) -> dict[str, str]:
+def _told(result: GateResult, found: Diagnosis) -> dict[str, str]:
     """Findings, then the gate's own words and its other evidence, trimmed: MAX_TOKENS in all."""
     facts, message = _facts(result), strip_terminal(result.message)
-    findings = shown(of_failure(result), MAX_TOKENS * 2 // 3)
+    findings = shown(found, MAX_TOKENS * 2 // 3)
     room = MAX_TOKENS - tokens(findings) - MARGIN
     message = _trimmed(message, room * 2 // 3 if facts else room)
     text = f"Findings, most informative first:\n{findings}\n\nThe gate's own words:\n{message}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kgen.diagnosis.findings import Diagnosis
-from kgen.diagnosis.shown import of_failure, of_speed, shown
+from kgen.diagnosis.shown import of_speed, of_verdict, shown
 from kgen.diagnosis.words import cell
 from kgen.proposers.base import Place, Situation, Standings
 from kgen.proposers.feedback import SHOWN, served
@@ -54,7 +54,7 @@ def verdict_page(candidate: Candidate, verdict: Verdict, standings: Standings | 
     where = f" at `{cell(failed.gate)}` with `{cell(failed.code)}`" if failed else ""
     lines = [f"# Candidate {candidate.id[:12]}: {state(verdict)}{where}", "", *_gates(verdict), "", _next(verdict, now)]
     lines += ["", *standing(candidate.id, now)]
-    if failed is not None and failed.status is Status.FAIL and (found := shown(of_failure(failed))):
+    if failed is not None and failed.status is Status.FAIL and (found := shown(of_verdict(verdict))):
         lines.append(quoted(found, "findings, most informative first"))
     if now.place(candidate.id) and (found := _made(verdict, now.small)):
         lines.append(quoted(found, "what the compiler made of it, by phase and launch"))
