@@ -150,7 +150,7 @@ def test_every_request_attends_to_the_context_and_a_step_finds_the_state_as_it_w
     first, again = (check.step(layer, drawn) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert set(first) == {"delta", "prefix", "latent", "experts", "shared"} | (
-        {"s", "conv"} if kind == KDA else {"cache row"}
+        {"core", "s", "conv"} if kind == KDA else {"value", "cache row"}
     )
     if kind == MLA:
         assert drawn.state.request_lengths().tolist() == [CONTEXT, CONTEXT]
@@ -216,7 +216,8 @@ def against(kind: str, op: str, change: Change) -> list[Column]:
         (KDA, "moe_shared", times("y", float("nan")), "not finite"),
         (KDA, "kda_core", times("s", 1.05), "s is"),
         (MLA, "moe_experts", times("part", 1.05), "experts is"),
-        (MLA, "mla_q", times("query", 0.5), "prefix is"),
+        (MLA, "mla_q", times("query", 0.5), "value is|prefix is"),
+        (MLA, "mla_out_gate", tile("y"), "value is"),
         (MLA, "moe_router", swapped, "router breaks a rule"),
     ],
 )

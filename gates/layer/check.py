@@ -1,7 +1,8 @@
 """Is a side right enough to be timed? Its outputs against float64, with the unfused layer's own distance as yardstick.
 
 The outputs are what leaves the layer: the delta, the running sum, recurrent states, the cache's new row, and on a rank
-with peers what its collectives would take. Limits are those of the model gate: rows, columns beside the others, and
+with peers what its collectives would take; and what attention gives, which a long context makes small in the running
+sum. Limits are those of the model gate: rows, columns beside the others, and
 states. All sides take the experts that the unfused router chose, with the weights of their own logits, because a router
 is discontinuous; each router's own choice is held to the hard rules of its op. Not covered: more than one step.
 """
@@ -21,7 +22,8 @@ from kgen.model.bind import ReferenceBinder
 
 STATES = ("s", "conv", "cache row")
 DELTA = "delta"
-COLLECTED = {"latent": "lat", "experts": "part", "shared": "y"}  # seat's last word -> output, where peers take it
+HEADS = {"core": "y", "value": "y"}  # seat's last word -> output that attention gives
+COLLECTED = {"latent": "lat", "experts": "part", "shared": "y"}  # the same, where peers take it
 REPLAYED = 0.01  # relative L2 of a replayed row from the same row of an eager step: summation order at most
 Outputs = dict[str, torch.Tensor]
 
@@ -47,10 +49,10 @@ def step(built: Built, drawn: Drawn, ids: torch.Tensor | None = None) -> Outputs
     delta = built.layer(residual, drawn.state)
     built.tap.ids, built.tap.listening = None, False
     found = {DELTA: delta.clone(), "prefix": residual.prefix.clone(), **_states(drawn)}
-    if drawn.gathered.latent is not None:
-        for heard in built.tap.heard:
-            if (name := heard.seat.split(".")[2]) in COLLECTED:
-                found[name] = heard.outputs[COLLECTED[name]]
+    taken = {**HEADS, **(COLLECTED if drawn.gathered.latent is not None else {})}
+    for heard in built.tap.heard:
+        if (name := heard.seat.split(".")[2]) in taken:
+            found[name] = heard.outputs[taken[name]]
     return found
 
 
