@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkout import ROOT
-from support.sets import environment
+from support.sets import environment, fill, make_case
 
 from kgen.cli.bench_layer import STOCK
 from kgen.gates.layer import __main__ as command
@@ -143,6 +143,15 @@ def test_each_point_has_a_process_is_not_measured_again_and_one_that_breaks_stop
     assert "## nano, kda" in (tmp_path / "l.md").read_text()
     assert command.main([*asked, "--tokens", "x"]) == command.USAGE
     assert command.main([*asked, "--setting", "nowhere"]) == command.USAGE
+
+
+def test_another_promotion_is_another_job(tmp_path: Path) -> None:
+    place = tmp_path / "set"
+    none = running.state_of(str(place))
+    fill(place, make_case("one"))
+    first = running.state_of(str(place))
+    fill(place, make_case("two"))
+    assert none == "" and len({none, first, running.state_of(str(place))}) == 3
 
 
 def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """`python -m kgen.gates.layer --set DIR --out FILE`: what `kgen bench-layer` does, where only torch is installed.
 
 Writes FILE (JSON) and FILE's name with `.md`. Exit status: 0 measured, 1 a point was refused, 2 usage, 3 no GPU here,
-4 some points are left or broke off: the same command goes on.
+4 some points are left or broke off: the same command goes on, 5 the kernel set is damaged.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from kgen.gates.layer.points import (
 )
 from kgen.gates.layer.run import Ended, run
 from kgen.records import RecordError
-from kgen.store.errors import StoreError
+from kgen.store.errors import IntegrityError, StoreError
 
-MEASURED, REFUSED, USAGE, NO_GPU, AGAIN = 0, 1, 2, 3, 4
+MEASURED, REFUSED, USAGE, NO_GPU, AGAIN, UNSOUND = 0, 1, 2, 3, 4, 5
 SECONDS = 480.0
 
 
@@ -58,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
         ended = run(jobs, args.out, args.seconds, _say)
     except (ValueError, RecordError) as error:
         return _complain(str(error), USAGE)
+    except IntegrityError as error:
+        return _complain(str(error), UNSOUND)
     except StoreError as error:
         return _complain(str(error), AGAIN)
     args.out.with_suffix(".md").write_text(markdown(ended.record), encoding="utf-8")

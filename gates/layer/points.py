@@ -38,7 +38,8 @@ class Point:
 class Job:
     """One point and how it is measured. `kernels`: a kernel set's folder, "" for those that serving looks into.
 
-    `compiled`: also with torch.compile, where it works. `each`: also without each promoted op in turn.
+    `compiled`: also with torch.compile, where it works. `each`: also without each promoted op in turn. `state`: of the
+    set's manifest, so that another promotion is another job.
     """
 
     SCHEMA: ClassVar[str] = "kgen.layer-job/1"
@@ -51,6 +52,7 @@ class Job:
     routing: str = EVEN
     compiled: bool = True
     each: bool = False
+    state: str = ""
 
 
 def settings() -> dict[str, Config]:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from kgen.gates.layer.points import Job
 from kgen.gates.layer.record import LayerRecord, Measured
 from kgen.gates.runner.child import child_environment, command, end
 from kgen.records import from_json, one_line, to_json
+from kgen.store.kernelset import KernelSet
+from kgen.store.paths import serving_sets
 
 POINT_SECONDS = 420.0  # one point: a minute of compiling for each side that is compiled, seconds for the rest
 CHILD = "kgen.gates.layer.point"
@@ -38,10 +40,14 @@ class Ended:
 
 
 def run(jobs: Sequence[Job], out: Path, seconds: float, say: Say) -> Ended:
-    """Measure what is not in `out` yet; no new point is begun after `seconds`. Raises what `leased` does."""
+    """Measure what is not in `out` yet; no new point is begun after `seconds`.
+
+    Raises what `leased` does, and IntegrityError for a damaged kernel set.
+    """
     record, started = records.read(out), time.monotonic()
+    states = {kernels: state_of(kernels) for kernels in {job.kernels for job in jobs}}
     left, broken = [], []
-    for number, job in enumerate(jobs, 1):
+    for number, job in enumerate((replace(job, state=states[job.kernels]) for job in jobs), 1):
         where = f"[{number}/{len(jobs)}] {job.point.key}"
         known = record.measured(job.point)
         if known is not None and known.job == job:
@@ -62,6 +68,12 @@ def run(jobs: Sequence[Job], out: Path, seconds: float, say: Say) -> Ended:
             say(f"{where}: {'refused' if its_own else 'error'}: {why}")
         records.write(out, record)
     return Ended(record, tuple(left), tuple(broken))
+
+
+def state_of(kernels: str) -> str:
+    """What a set's manifests are now; "" chooses the sets that serving looks into."""
+    sums = [KernelSet(place.path).manifest().checksum[:12] for place in serving_sets(kernels or None)]
+    return " ".join(s for s in sums if s)
 
 
 def summary(found: Measured) -> str:
