@@ -1,6 +1,7 @@
 """One layer on its own is the layer of the decode model; what is wrong with it is found before it is timed."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from kgen.contract.op import Registry
 from kgen.gates.layer import check
 from kgen.gates.layer.chain import Gathered, Lanes, OneLayer, Placed
 from kgen.gates.layer.check import Refused
-from kgen.gates.layer.columns import CHAIN, NO_OVERLAP, UNFUSED, Column, Tap
+from kgen.gates.layer.columns import CHAIN, NO_OVERLAP, UNFUSED, Column, Tap, joined
 from kgen.gates.layer.draw import Drawn, draw
 from kgen.gates.layer.measure import measure
 from kgen.gates.layer.points import ANY_CONTEXT, Job, Point, default_settings, points
@@ -24,6 +25,7 @@ from kgen.model.decoder.state import State, new_state
 from kgen.model.decoder.step import DecodeStep
 from kgen.ops import REGISTRY
 from kgen.ops.moe_tail import MoeTail
+from kgen.ops.oproj_allreduce_residual import OprojAllreduceResidual
 from kgen.records import Problem
 
 NANO = config("nano-random")
@@ -86,6 +88,35 @@ def test_a_layer_without_peers_gives_the_bits_of_the_decode_model(layer: int) ->
             assert torch.equal(mine[layer], theirs[layer])
     if (layer, 0) in state.cache:
         assert torch.equal(placed.cache[layer, 0], state.cache[layer, 0])
+
+
+class AloneOut(OprojAllreduceResidual):
+    dims: ClassVar = {"nano": {**OprojAllreduceResidual.dims["nano"], "ranks": 1}}
+
+
+@pytest.mark.parametrize("kind", [KDA, MLA])
+def test_one_op_for_projection_and_mix_gives_the_layer_of_two(kind: str) -> None:
+    registry = Registry({**ALONE.ops, "oproj_allreduce_residual": AloneOut()})
+    drawn = draw(JOBS[kind], registry, 0)
+    found = []
+    for fused in (False, True):
+        model = dataclasses.replace(drawn.config, fused_oproj=fused)
+        layer = OneLayer(model, drawn.layer, drawn.weights, 2, "", StockBinder(), registry, Lanes(), drawn.gathered)
+        drawn.restore()
+        residual = drawn.residual()
+        found.append((layer(residual, drawn.state), residual.prefix, len(layer.seats.problems)))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    assert found[0][2] == found[1][2] + 1
+
+
+@pytest.mark.parametrize(("setting", "asked"), [("tp8", 0), ("tp16", 0), ("nano", 0), ("vllm-tp1", 1)])
+def test_the_chain_looks_for_a_joint_kernel_on_ranks_without_peers_only(
+    setting: str, asked: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(Point(setting, KDA, 1, ANY_CONTEXT), device="cpu", arch="sm_90a")
+    with caplog.at_level(logging.WARNING, "kgen.serve"):
+        assert not joined(job, REGISTRY)
+    assert len([r for r in caplog.records if "oproj_allreduce_residual" in r.getMessage()]) == asked
 
 
 def test_a_rank_with_peers_takes_what_collectives_brought_and_runs_its_own_shard() -> None:

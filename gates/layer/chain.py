@@ -101,6 +101,24 @@ class RankMla(Mla):
         return self.gate({"lat": lat, "w_uv": self.w["w_uv"], "p": p, "lengths": lengths})["y"]
 
 
+class RankOut(OutProjection):
+    """Where one op joins projection, sum over ranks and residual mix, its mailbox lies there from the start: of a rank
+    without peers, that reads nothing of it."""
+
+    def __init__(self, layer: int, seats: Seats, w_o: torch.Tensor, mix: Part) -> None:
+        super().__init__(layer, seats, w_o, mix)
+        self.mailbox = w_o.new_zeros((1, seats.rows, w_o.shape[0])) if self.fused is not None else None
+
+    def __call__(self, y: torch.Tensor, residual: Residual) -> torch.Tensor:
+        if self.fused is None or self.mailbox is None:
+            return super().__call__(y, residual)
+        values: Values = {**self.mix, "y": y, "w_o": self.w_o, "peers": self.mailbox, "rank": 0}
+        values |= {"prefix": residual.prefix, "blocks": residual.blocks, "nb": self.done}
+        got = self.fused({**values, "eps": RMS_EPS, "eps_out": RMS_EPS})
+        residual.prefix, residual.blocks = got["prefix"], got["blocks"]
+        return got["out"]
+
+
 class RankMoe(Moe):
     """This rank's shard of the latent projections; the shared expert runs beside router and experts."""
 
@@ -160,7 +178,7 @@ class OneLayer:
         self._attention: Kda | Mla = (
             Kda(layer, self.seats, part(kind)) if kind == KDA else RankMla(layer, self.seats, part(kind), lanes)
         )
-        self._out = OutProjection(layer, self.seats, weights[f"{kind}.w_o"], part("post"))
+        self._out = RankOut(layer, self.seats, weights[f"{kind}.w_o"], part("post"))
         self._ffn = RankMoe(layer, self.seats, part("moe"), lanes, gathered)
 
     def __call__(self, residual: Residual, state: State) -> torch.Tensor:

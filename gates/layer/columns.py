@@ -4,6 +4,7 @@
     compiled       every op's stock with torch.compile on its element-wise parts
     chain          the set's kernels in their seats as serving loads them; ops without one run the best stock there is
     no_overlap     the chain with everything on one stream
+    no_fusion      the chain with output projection and residual mix as two ops, where a promoted kernel joins them
     no_promoted    the chain with the stock ops in all seats
     without_<op>   the chain with one op's kernel left out
 
@@ -20,13 +21,15 @@ import torch
 
 from kgen.contract import Role, Values
 from kgen.contract.op import Op, Registry
-from kgen.gates.layer.points import Job
+from kgen.gates.layer.points import Job, model_of
 from kgen.model.bind import Binder, OpCall, StockBinder
+from kgen.model.decoder.config import FUSED_OPROJ, sizes
 from kgen.model.decoder.swap import PROMOTED, SwapBinder
 from kgen.ops.router_rules import weights_of
 from kgen.records import Problem
 
-UNFUSED, COMPILED, CHAIN, NO_OVERLAP, NO_PROMOTED = "unfused", "compiled", "chain", "no_overlap", "no_promoted"
+UNFUSED, COMPILED, CHAIN = "unfused", "compiled", "chain"
+NO_OVERLAP, NO_FUSION, NO_PROMOTED = "no_overlap", "no_fusion", "no_promoted"
 WITHOUT = "without_"
 ROUTER = "moe_router"
 Made = Callable[[], Binder]
@@ -56,6 +59,19 @@ class Column:
     name: str
     binder: Made
     overlap: bool
+    fused: bool = False  # one op for output projection, sum over ranks and residual mix
+
+
+def joined(job: Job, registry: Registry) -> bool:
+    """Whether a promoted kernel joins output projection and residual mix here. Not on a rank with peers: the sum over
+    them is what is left out."""
+    dims = model_of(job.point.setting).dims
+    if sizes(registry.get(FUSED_OPROJ), dims)["ranks"] > 1:
+        return False
+    from kgen.serve.load import load  # only where it is asked
+
+    served = load(FUSED_OPROJ, dims, job.point.tokens, job.arch, set=job.kernels or None, axes={"variant": "delta"})
+    return served.promoted
 
 
 def uncompiled(device: str) -> str:
@@ -79,8 +95,11 @@ def columns(job: Job, registry: Registry, serving: Mapping[str, int] | None = No
 
     found = [Column(UNFUSED, StockBinder, False)]
     found += [Column(COMPILED, CompiledBinder, False)] if compiled else []
-    found += [Column(CHAIN, promoted(), True), Column(NO_OVERLAP, promoted(), False), Column(NO_PROMOTED, best, True)]
-    return found + [Column(f"{WITHOUT}{op}", promoted(op), True) for op in (serving or {}) if job.each]
+    fused = joined(job, registry)
+    found += [Column(CHAIN, promoted(), True, fused), Column(NO_OVERLAP, promoted(), False, fused)]
+    found += [Column(NO_FUSION, promoted(), True)] if fused else []
+    found += [Column(NO_PROMOTED, best, True)]
+    return found + [Column(f"{WITHOUT}{op}", promoted(op), True, fused) for op in (serving or {}) if job.each]
 
 
 @dataclass(frozen=True)

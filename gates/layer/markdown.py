@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kgen.gates.layer.columns import CHAIN, COMPILED, NO_OVERLAP, NO_PROMOTED, UNFUSED, WITHOUT
+from kgen.gates.layer.columns import CHAIN, COMPILED, NO_FUSION, NO_OVERLAP, NO_PROMOTED, UNFUSED, WITHOUT
 from kgen.gates.layer.points import ANY_CONTEXT, Point
 from kgen.gates.layer.record import LayerRecord, Measured, Side
 from kgen.model.decoder.swap import PROMOTED
@@ -99,7 +99,11 @@ def _us(side: Side | None) -> str:
     return f"{side.us:.1f} ({side.low:.1f} to {side.high:.1f})" if side else NOTHING
 
 
-SAID = {NO_OVERLAP: "everything on one stream", NO_PROMOTED: "stock in all seats"}
+SAID = {
+    NO_OVERLAP: "everything on one stream",
+    NO_FUSION: "projection and residual mix apart",
+    NO_PROMOTED: "stock in all seats",
+}
 
 
 def _switches(chosen: Sequence[Measured]) -> list[str]:

@@ -40,6 +40,7 @@ from kgen.gates.layer.profile import kernels
 from kgen.gates.layer.record import Kernel, Measured, Part, Side, Switch
 from kgen.gates.rates import rates
 from kgen.gates.statistics import median, ratio_interval
+from kgen.model.bind import StockBinder
 from kgen.model.decoder.swap import STOCK, Seated
 
 CUT_REPETITIONS = 20  # of the chains that are cut: medians of a share, not of a claim
@@ -119,7 +120,7 @@ def _bench(job: Job, registry: Registry) -> Bench:
     timing.refuse_persisting_l2(job.device)
     lane = Lanes(cuda.Stream() if job.device != "cpu" else None)
     bench = Bench(job, registry, [first], {}, timing.Clock(job.device), lane)
-    (probe,) = build(bench, [columns(job, registry)[0]])
+    (probe,) = build(bench, [Column(UNFUSED, StockBinder, False)])
     check.step(probe, first)
     touched = sum(h.bytes for h in probe.tap.heard)
     count = timing.sets_needed(touched, timing.l2_bytes(job.device), first.nbytes)
@@ -137,7 +138,7 @@ def build(bench: Bench, chosen: Sequence[Column]) -> list[Built]:
         for drawn in bench.sets:
             tap = Tap(column.binder())
             layer = OneLayer(
-                drawn.config,
+                replace(drawn.config, fused_oproj=column.fused),
                 drawn.layer,
                 drawn.weights,
                 bench.job.point.tokens,
