@@ -55,7 +55,15 @@ def test_the_page_shows_ratio_floor_and_launches_of_the_record() -> None:
     assert row(page, "| pre") == ["pre", "attn_res", "stock", "20.0 (25%)"]
     assert row(page, "| in_proj")[2:] == ["c" * 12, "60.0 (75%)"]
     assert "No kernel is promoted for: attn_res." in page
-    assert "+8.0 (1.100: 1.050 to 1.200)" in page and "| 0.0 | 21.50 | 7 | `gemm` |" in page
+    assert "+8.0 (1.100: 1.050 to 1.200)" in page
+
+
+def test_the_timeline_shows_each_kernel_where_it_ran() -> None:
+    kernels = (Kernel("gemm", 0.0, 30.0, 7), Kernel("side", 15.0, 15.0, 9), Kernel("short", 59.9, 0.1, 7))
+    page = markdown(LayerRecord((dataclasses.replace(measured(), timeline=kernels),)))
+    bars = [line.split("|") for line in page.splitlines() if line.endswith((" gemm", " side", " short"))]
+    assert [b[1] for b in bars] == ["#" * 30 + "." * 30, "." * 15 + "#" * 15 + "." * 30, "." * 59 + "#"]
+    assert [b[0].split() for b in bars] == [["0.0", "30.00", "7"], ["15.0", "15.00", "9"], ["59.9", "0.10", "7"]]
 
 
 def test_another_engine_is_shown_and_compared_at_its_own_points_only() -> None:

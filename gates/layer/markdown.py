@@ -13,7 +13,8 @@ from kgen.records import one_line
 
 Stock = Mapping[str, Any]  # a committed measurement of another engine: see `stock_us`
 NOTHING = "-"
-SHOWN_KERNEL = 60  # characters of a kernel's name
+SHOWN_KERNEL = 50  # characters of a kernel's name
+BARS = 60  # characters of a timeline
 
 
 def markdown(record: LayerRecord, stock: Stock | None = None) -> str:
@@ -145,16 +146,18 @@ def _parts(chosen: Sequence[Measured]) -> list[str]:
 
 
 def _timeline(m: Measured | None) -> list[str]:
-    """The kernels of the first point that has them."""
+    """The kernels of the first point that has them: one line each, its bar where it ran."""
     if m is None:
         return []
-    rows = [[f"{k.start:.1f}", f"{k.us:.2f}", str(k.stream), f"`{k.name[:SHOWN_KERNEL]}`"] for k in m.timeline]
-    return [
-        "",
-        f"Kernels of one replay of `{m.job.point.key}`:",
-        "",
-        *_table(["start", "µs", "stream", "kernel"], rows),
-    ]
+    end = max(k.start + k.us for k in m.timeline)
+    lines = []
+    for k in m.timeline:
+        first = min(BARS - 1, int(k.start / end * BARS))
+        bar = "#" * max(1, round(k.us / end * BARS))
+        place = f"{'.' * first}{bar}"[:BARS]
+        lines.append(f"{k.start:7.1f} {k.us:7.2f}  {k.stream:>3} |{place:.<{BARS}}| {k.name[:SHOWN_KERNEL]}")
+    head = f"{'start':>7} {'µs':>7}  str |{f'0 to {end:.1f} µs':^{BARS}}|"
+    return ["", f"One replay of `{m.job.point.key}`, {len(m.timeline)} launches:", "", "```text", head, *lines, "```"]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
