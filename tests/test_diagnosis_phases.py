@@ -116,3 +116,16 @@ def test_without_a_time_bytes_stand_for_themselves() -> None:
     (found,) = [f for f in findings(evidence(), []) if f.code == "phases"]
     assert "at most 1.08 MB, 0.24 us" in found.text and "Measured" not in found.text
     assert "64 B read a thread and turn, 8 mma;" in found.text
+
+
+def test_a_loop_that_waits_for_a_value_is_called_so_and_gets_no_share_of_the_bytes() -> None:
+    waiting = evidence()
+    spin = {"kernel": "k", "name": "loop 2", "loop": True, "instructions": 3, "load_bytes": 4}
+    waiting[KEY]["phases"].append(spin)  # type: ignore[index]
+    point = PerfPoint(KEY, 8, "graph", "t", 10.0, {"stock": 12.0}, "stock", 0.83, 0.8, 0.9, 0.5, 5.0, 9, "win")
+    (shared,) = [f for f in findings(waiting, [point]) if f.code == "phases"]
+    assert "the loops together 21.3 MB" in shared.text  # as far as is known, both may move them
+    waiting[KEY]["waits"] = ["k"]  # type: ignore[index]
+    (found,) = [f for f in findings(waiting, [point]) if f.code == "phases"]
+    assert "64 B read a thread and turn, 8 mma = 21.3 MB, 4.76 us, 95%" in found.text
+    assert "k wait: 3 instructions, 4 B read a thread and turn. Measured" in found.text

@@ -17,6 +17,8 @@ from kgen.records import PerfPoint
 MAX_PROBLEMS = 2  # the worst timed, else the first
 MAX_PHASES = 8
 COUNTS = ("mma", "shuffles", "shared", "atomics", "barriers")
+SPIN, WORD = 12, 8  # instructions, and bytes that a thread reads, of a loop that may be a wait
+MOVES = ("store_bytes", "block_bytes", "bulk", "mma", "shared", "atomics")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,17 @@ def _parts(facts: Mapping[str, Any]) -> Iterator[Part]:
             if phase.get("kernel") == launch.get("kernel"):
                 thread, block = phase.get("load_bytes", 0), phase.get("block_bytes", 0)
                 outside = 0.0 if phase.get("loop") else float(thread * threads + block * blocks)
-                yield Part(phase, outside, bool(thread or block or phase.get("bulk")))
+                if _waits(phase, facts.get("waits")):
+                    yield Part({**phase, "name": "wait"}, 0.0, False)
+                else:
+                    yield Part(phase, outside, bool(thread or block or phase.get("bulk")))
+
+
+def _waits(phase: Mapping[str, Any], kernels: Any) -> bool:
+    """A loop that only reads one word, of a kernel that waits for a value (kgen.gates.spins), moves nothing."""
+    small = int(phase.get("instructions", 0)) <= SPIN and int(phase.get("load_bytes", 0)) <= WORD
+    waits = isinstance(kernels, list | tuple) and phase.get("kernel") in kernels
+    return waits and small and bool(phase.get("loop")) and not any(phase.get(name) for name in MOVES)
 
 
 def _listed(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
