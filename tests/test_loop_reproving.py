@@ -15,7 +15,7 @@ from kgen.cli import app, boundary
 from kgen.contract import Op
 from kgen.gates import numeric
 from kgen.gates.contract import DEFECTS
-from kgen.gates.kit_units import Done, Unit
+from kgen.gates.kit_units import Done, Runner, Unit
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.sandbox import NoSandboxError, choose
 from kgen.loop.reproving import Judges, Reproved, built_beside, reprove
@@ -63,6 +63,13 @@ class Bench:
     def _words(self, unit: Unit) -> str:
         return ",".join(map(str, sorted(a.record.problem.tokens for a in unit.artefacts)))
 
+    def whole(self, gate: Runner) -> Runner:
+        def run(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
+            self.asked.append("whole")
+            return gate(op, unit, cache, deadline)
+
+        return run
+
     def numeric(self, op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
         self.asked.append(f"numeric {op.name} {self._words(unit)}")
         return self._done("unit-numeric", op.name)
@@ -84,7 +91,8 @@ class Bench:
 
     @property
     def judges(self) -> Judges:
-        return Judges(self.numeric, self.numeric, self.perf, self.model, self.beside)
+        full = (self.whole(self.numeric), self.whole(self.perf))
+        return Judges(full[0], self.numeric, full[1], self.perf, self.model, self.beside)
 
 
 def run(place: SetPath, cache: Path, bench: Bench, full: bool = False, seconds: float = 1e9) -> Reproved:
@@ -115,7 +123,8 @@ def test_full_judges_each_kernel_alone_at_all_its_points_in_pieces(tmp_path: Pat
     bench, bins = Bench(), (1, 2, 3, 4, 5, 64)
     run(promoted(tmp_path / "set", "moe_shared", "kda_core", bins=bins), tmp_path / "cache", bench, full=True)
     cut = ("1,2,3,4", "5,64")
-    assert bench.asked == [
+    assert bench.asked.count("whole") == 8  # the gates with everything that they have
+    assert [a for a in bench.asked if a != "whole"] == [
         *(f"numeric {op} {part}" for op in OPS[:2] for part in cut),
         "model moe_shared mutants 2",
         "model kda_core mutants 2",
@@ -152,7 +161,7 @@ def test_what_was_found_of_another_set_or_kind_of_run_is_not_taken_up(tmp_path: 
     run(place, cache, bench, full=True, seconds=0)
     promoted(place.path, "kda_core")
     run(place, cache, bench, seconds=0)
-    assert bench.asked == ["numeric moe_shared 1,2,8,64"] * 3
+    assert [a for a in bench.asked if a != "whole"] == ["numeric moe_shared 1,2,8,64"] * 3
 
 
 def test_a_damaged_file_of_parts_is_begun_anew(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Serving promotions for this GPU's arch only, at the points that they serve. Pieces, each within PIECE_SECONDS:
 
     --all    every numeric point (without the sanitizer); one full-model-eval with the whole set in its seats, a router
-             alone; the perf sweep at 1, 8 and 64 tokens
+             alone; the perf sweep at 1, 8 and 64 tokens, in the column that decides
     --full   every numeric point, sanitizer included; a full-model-eval of each promotion alone; the whole perf sweep
 
 Finished pieces are kept (kgen.loop.reproved) until all are done, so that a run that ends early is taken up again. What
@@ -38,11 +38,13 @@ from kgen.gates.kit_units import (
     piece,
     units,
 )
+from kgen.gates.runner.job import spec
 from kgen.gates.sandbox import NoSandboxError
 from kgen.loop.reproved import Kept, Part, digest, findings, open_parts
 from kgen.promotion import Finding, Outcome
 from kgen.promotion.verify import name
 from kgen.records import BuildRecord, Candidate, Manifest, Origin, Promotion
+from kgen.records.envelope import HEADLINE
 from kgen.store.cache import OBJECT_SUFFIX, linked_in, objects_in
 from kgen.store.kernelset import KernelSet
 from kgen.store.paths import SetPath
@@ -122,6 +124,12 @@ def _perf(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
     return Done(*perf.run(op, unit.artefacts, cache=cache, deadline=deadline))
 
 
+def _quick_perf(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
+    headline = {HEADLINE: perf.REPETITIONS[HEADLINE]}
+    specs = [spec(a) for a in unit.artefacts]
+    return Done(*perf.run_specs(op, specs, cache=cache, repetitions=headline, deadline=deadline))
+
+
 @dataclass(frozen=True)
 class Judges:
     """The gates as pieces call them; stand-ins in tests."""
@@ -129,6 +137,7 @@ class Judges:
     numeric: Runner = _numeric
     quick_numeric: Runner = _quick_numeric
     perf: Runner = _perf
+    quick_perf: Runner = _quick_perf
     model: Together = ensemble
     beside: Beside = built_beside
 
@@ -248,8 +257,8 @@ def _judged(each: Piece, cache: Path, full: bool, judges: Judges, say: Say) -> D
     if each.gate == MODEL:
         ops = list({s.op.name: s.op for s in each.served}.values())
         return piece(MODEL, each.name, PIECE_SECONDS, say, lambda: judges.model(ops, made, folder, PIECE_SECONDS, say))
-    checked = judges.numeric if full else judges.quick_numeric
-    run = checked if each.gate == NUMERIC else judges.perf
+    checked, timed = (judges.numeric, judges.perf) if full else (judges.quick_numeric, judges.quick_perf)
+    run = checked if each.gate == NUMERIC else timed
     return piece(
         each.gate, each.name, PIECE_SECONDS, say, lambda: run(each.served[0].op, made[0], folder, PIECE_SECONDS)
     )
