@@ -18,6 +18,7 @@ from kgen.gates.contract import DEFECTS
 from kgen.gates.kit_units import Done, Runner, Unit
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.sandbox import NoSandboxError, choose
+from kgen.loop import again
 from kgen.loop.reproving import Judges, Reproved, built_beside, reprove
 from kgen.ops import REGISTRY
 from kgen.promotion import Current, Finding, Outcome
@@ -232,6 +233,20 @@ def test_the_command_insists_on_a_gpu_where_it_is_asked_to(option: str, capsys: 
     assert boundary.run(app.build(), [*asked, option]) == boundary.ENVIRONMENT
     said = capsys.readouterr()
     assert json.loads(said.out)["ok"] is True and "takes a GPU" in said.err
+
+
+def test_beside_torch_alone_the_set_is_checked_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    out = tmp_path / "verified.json"
+    asked = ["--cache", str(tmp_path / "cache"), "--out", str(out), "--set"]
+    assert again.main([*asked, "builtin"]) == again.NO_GPU
+    found = json.loads(out.read_text())["findings"]
+    assert {f["check"] for f in found} > {"evidence", "objects", "gates"} and "no GPU here" in capsys.readouterr().err
+    place = promoted(tmp_path / "set", "moe_shared")
+    next((place.path / "objects").iterdir()).write_bytes(b"x")
+    assert again.main([*asked, str(place.path)]) == again.BAD
+    assert again.main([*asked, str(tmp_path / "none")]) == again.USAGE
 
 
 def test_the_small_model_and_the_mutants_are_built_from_the_promoted_source(tmp_path: Path) -> None:
