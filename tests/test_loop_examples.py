@@ -9,12 +9,15 @@ from support.loops import OP, called
 
 from kgen.gates.sandbox import NoSandboxError, choose
 from kgen.loop.plans import read_plans
+from kgen.loop.rounds import read_rounds
 from kgen.proposers.choose import MAKERS
+from kgen.proposers.tune import PARENT
+from kgen.records import sha256_bytes
 from kgen.report import lineage, read
 from kgen.store import Run, Runs
 
 EXAMPLES = ROOT / "docs" / "examples" / "runs"
-KINDS = ("search", "openai", "mailbox", "replay")
+KINDS = ("search", "openai", "mailbox", "replay", "mcp", "tune")
 PAGE = (ROOT / "docs" / "loop.md").read_text()
 
 
@@ -35,6 +38,29 @@ def test_there_is_an_example_of_every_kind_and_each_says_what_it_is() -> None:
     assert Run(EXAMPLES / "openai").info.settings["interpret"] is True
 
 
+def test_what_the_client_of_the_mcp_run_submitted_is_the_familys_point_and_says_so() -> None:
+    wrong, right = (f.candidate() for f in Run(EXAMPLES / "mcp").folders())
+    assert right.source in {f.candidate().source for f in Run(EXAMPLES / "search").folders()}
+    assert {c.origin.detail["client"] for c in (wrong, right)} == {"scripted-client/1"}  # nobody takes it for an agent
+    assert right.origin.detail["parents"] == [wrong.id] and right.origin.detail["kind"] == "repair"
+    codes = [v.results[0].code for f in Run(EXAMPLES / "mcp").folders() if (v := f.verdict())]
+    assert codes == ["compile.name", "compile.pass"]
+    for candidate in (wrong, right):
+        answer = (EXAMPLES / "mcp" / candidate.origin.detail["answer"]).read_bytes()
+        assert sha256_bytes(answer) == candidate.origin.detail["answer_sha256"]
+
+
+def test_what_the_tune_run_varies_is_an_agents_answer_but_for_the_declaration() -> None:
+    agents = ROOT / "docs" / "examples" / "agents" / "mla_in_proj" / "mailbox" / "0003-answer.py"
+    parent, *variants = (f.candidate() for f in Run(EXAMPLES / "tune").folders())
+    assert (EXAMPLES / "tune" / PARENT).read_text(encoding="utf-8") == parent.source
+    added = set(parent.source.splitlines()) - set(agents.read_text(encoding="utf-8").splitlines())
+    assert [line.split(" = ")[0] for line in added] == ["TUNABLES"]
+    assert variants and all(v.origin.detail["parents"] == [parent.id] for v in variants)
+    numbers = [v.results[1].code for f in Run(EXAMPLES / "tune").folders() if (v := f.verdict())]
+    assert numbers == ["numeric.ptx_pass"] * (1 + len(variants))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_example_replays_to_the_same_run(
     kind: str, home: Path, cache: Path, capsys: pytest.CaptureFixture[str]
@@ -48,7 +74,7 @@ def test_an_example_replays_to_the_same_run(
     assert said["same"] is True and said["difference"] == ""
     recorded = Run(EXAMPLES / kind)
     assert said["compared"]["candidates"] == len(recorded.folders()) >= 2
-    assert said["compared"]["rounds"] >= 2 and said["compared"]["decisions"] >= 4
+    assert said["compared"]["rounds"] == len(read_rounds(recorded)) and said["compared"]["decisions"] >= 4
     (again,) = Runs(home / "runs").list()
     assert [p.stop for p in read_plans(again)] == [p.stop for p in read_plans(recorded)]
 
