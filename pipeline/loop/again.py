@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     place = set_path(args.set)
     if not place.path.is_dir():
-        return _say(f"there is no kernel set {place.path}") or USAGE
+        return _ended(f"there is no kernel set {place.path}", USAGE)
     current = Current({name: op.contract_sha256() for name, op in REGISTRY.ops.items()}, GATE_CONTRACT)
     try:
         report, left = verify(place, current), 0
@@ -38,9 +38,9 @@ def main(argv: Sequence[str]) -> int:
             got = reprove(place, REGISTRY, cache, _say, full=args.full, seconds=args.seconds or _most(args.full))
             found, left = [*found, *got.findings], len(got.left)
     except IntegrityError as error:
-        return _say(str(error)) or BAD
+        return _ended(str(error), BAD)
     except StoreError as error:
-        return _say(str(error)) or AGAIN
+        return _ended(str(error), AGAIN)
     args.out.write_text(json.dumps({"set": str(place.path), "left": left, "findings": to_json(found)}, indent=1) + "\n")
     for finding in found:
         if finding.outcome is not Outcome.OK:
@@ -65,6 +65,11 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="every gate of every kernel")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin nothing that would end later")
     return parser.parse_args(list(argv))
+
+
+def _ended(text: str, code: int) -> int:
+    _say(text)
+    return code
 
 
 def _say(text: str) -> None:
