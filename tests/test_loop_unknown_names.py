@@ -113,7 +113,8 @@ def test_no_kernel_of_the_repository_is_reported_but_those_that_the_compiler_sai
     read = list(sources())
     assert len(read) > 80
     said = {where for where, text in read if unknown_names(text, found)}
-    assert said == {where for where, _ in read if where.endswith("kernel.py") and recorded_as_misnamed(where)}
+    recorded = {text for where, text in read if where.endswith("kernel.py") and recorded_as_misnamed(where)}
+    assert said == {where for where, text in read if text in recorded}  # a submission is a candidate's text as well
     assert len(said) >= 2
 
 
