@@ -92,9 +92,8 @@ def _section(op: str, promotion: Promotion, root: Path) -> str:
     found = evidence(promotion, root)
     points = [each for each in timed(op, root) if each.seq == promotion.seq]
     title = f"## {op}, {promotion.arch}: `{promotion.candidate[:12]}`\n\n"
-    measured = (
-        f"{_machine(found)} Run `{found.run}`, measured {found.started} to {found.finished}. {_verdict(points)}\n\n"
-    )
+    when = f"Run `{found.run}`, measured from {found.started} to {found.finished}."
+    measured = wrapped(f"{_machine(found)} {when} {_verdict(points)}") + "\n"
     commands = "\n".join(
         (propose_command(promotion, found), "kgen kit latest -o kit.pyz", FLAVOUR,
          "kgen ingest evidence.json --raw raw.json.xz", "kgen promote latest")
@@ -162,13 +161,14 @@ def _kits(root: Path) -> str:
 
 def _verdict(points: list[Timed]) -> str:
     by = tables.outcomes(points)
-    said = f"{len(by['win'])} points win, {len(by['tie'])} tie"
-    if not by["left"]:
+    wins, left = len(by["win"]), len(by["left"])
+    said = f"{wins} {'point wins' if wins == 1 else 'points win'}, {len(by['tie'])} tie"
+    if not left:
         return f"{said}, none left the envelope."
     names = [f"{p.dims} {' '.join(f'{k}={v}' for k, v in tables.variant_axes(p).items())}".strip() for p in by["left"]]
     gone = {n: [str(p.tokens) for p, m in zip(by["left"], names, strict=True) if m == n] for n in names}
-    left = "; ".join(f"{', '.join(bins)} tokens at {name}" for name, bins in gone.items())
-    return f"{said}, {len(by['left'])} left the envelope and stay with the stock op: {left}."
+    which = "; ".join(f"{', '.join(bins)} tokens at {name}" for name, bins in gone.items())
+    return f"{said}, {left} left the envelope and {'stays' if left == 1 else 'stay'} with the stock op: {which}."
 
 
 def _points(points: list[Timed]) -> str:

@@ -38,7 +38,10 @@ def rows(text: str) -> list[list[str]]:
 
 
 def section(op: str, candidate: str, arch: str) -> str:
-    return RUNS.split(f"## {op}, {arch}: `{candidate[:12]}`\n")[1].split("\n## ")[0]
+    """What runs/README.md says of a kernel, all of its promotions together."""
+    parts = RUNS.split(f"## {op}, {arch}: `{candidate[:12]}`\n")[1:]
+    assert parts, AGAIN
+    return "".join(part.split("\n## ")[0] for part in parts)
 
 
 @pytest.mark.parametrize("path", kernel_pages.documents(), ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -184,7 +187,7 @@ def test_a_summary_shows_what_serves_and_counts_the_rest(more: Path) -> None:
 
 def test_a_page_says_which_points_left_and_why_a_bin_did(more: Path) -> None:
     status, points = kernel_pages.status_region(more, "attn_res"), kernel_pages.points_region(more, "attn_res")
-    assert "1 points win, 0 tie, 1 left the envelope and stay with the stock op: 64 tokens at k3-tp8." in " ".join(
+    assert "1 point wins, 0 tie, 1 left the envelope and stays with the stock op: 64 tokens at k3-tp8." in " ".join(
         status.split()
     )
     assert rows(points) == [

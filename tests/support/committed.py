@@ -13,9 +13,9 @@ from pathlib import Path
 
 from support.checkout import ROOT
 
-from kgen.records import Evidence, PerfPoint, Problem, Promotion
+from kgen.records import Evidence, Manifest, PerfPoint, Problem, Promotion
 from kgen.records.envelope import HEADLINE
-from kgen.store.kernelset import KernelSet, parse_problem
+from kgen.store.kernelset import MANIFEST, KernelSet, parse_problem
 
 SET = ROOT / "generated_kernels"
 
@@ -30,19 +30,30 @@ class Timed:
     outcome: str
 
 
+def manifest_of(root: Path) -> Manifest:
+    """Read anew only where the file has changed."""
+    found = (root / MANIFEST).stat()
+    return _manifest(root, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _manifest(root: Path, changed: int, size: int) -> Manifest:
+    return KernelSet(root).manifest()
+
+
 def serving(op: str, root: Path = SET) -> list[Promotion]:
-    manifest = KernelSet(root).manifest()
+    manifest = manifest_of(root)
     mine = {seq for key, seq in manifest.champions.items() if parse_problem(key).op == op}
     return [p for p in manifest.promotions if p.seq in mine]
 
 
 def promoted(root: Path = SET) -> list[str]:
-    return sorted({parse_problem(key).op for key in KernelSet(root).manifest().champions})
+    return sorted({parse_problem(key).op for key in manifest_of(root).champions})
 
 
 @functools.lru_cache(maxsize=64)
 def _evidence(root: Path, promotion: str) -> Evidence:
-    found = {p.evidence: p for p in KernelSet(root).manifest().promotions}
+    found = {p.evidence: p for p in manifest_of(root).promotions}
     return KernelSet(root).evidence(found[promotion]).evidence
 
 
@@ -51,7 +62,7 @@ def evidence(promotion: Promotion, root: Path = SET) -> Evidence:
 
 
 def headline(op: str, root: Path = SET) -> dict[tuple[str, int], PerfPoint]:
-    champions, found = KernelSet(root).manifest().champions, dict[tuple[str, int], PerfPoint]()
+    champions, found = manifest_of(root).champions, dict[tuple[str, int], PerfPoint]()
     for promotion in serving(op, root):
         for p in evidence(promotion, root).points:
             if champions.get(p.problem) == promotion.seq and p.column == HEADLINE and not p.scenario:
@@ -61,7 +72,7 @@ def headline(op: str, root: Path = SET) -> dict[tuple[str, int], PerfPoint]:
 
 def timed(op: str, root: Path = SET) -> list[Timed]:
     """By dims, axes and true count. What another promotion serves is that one's."""
-    champions, found = KernelSet(root).manifest().champions, dict[str, list[Timed]]()
+    champions, found = manifest_of(root).champions, dict[str, list[Timed]]()
     for promotion in serving(op, root):
         new: dict[str, list[Timed]] = {}
         for p in evidence(promotion, root).points:

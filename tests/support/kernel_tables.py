@@ -3,6 +3,7 @@
 Not here: where the tables stand (kernel_pages), what the evidence says (support.committed).
 """
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -137,9 +138,10 @@ def _summarised(points: Iterable[Timed], tokens: int) -> PerfPoint | None:
     return None
 
 
-def known_points(op: str) -> list[str]:
+@functools.cache
+def known_points(op: str) -> tuple[str, ...]:
     """Ids of the family's known points as they are rendered now, in the order in which `search` proposes them."""
-    return [Candidate(op, render(v), Origin("search")).id for v in FAMILIES[op].known]
+    return tuple(Candidate(op, render(v), Origin("search")).id for v in FAMILIES[op].known)
 
 
 def ranked_runs(op: str) -> list[dict[str, Any]]:
