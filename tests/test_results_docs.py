@@ -15,9 +15,10 @@ import pytest
 from support.checkout import ROOT
 from support.committed import SET, evidence, headline, promoted, serving
 from support.kernel_tables import bins_table, plain_table, ranked_table, summary_table
-from support.sets import CONTRACT, KEY, LEFT, TIE, WIN, Current, fill, make_case
+from support.sets import CONTRACT, KEY, LEFT, TIE, WIN, fill, make_case
 
 from kgen.ops import REGISTRY
+from kgen.promotion import Current
 from kgen.proposers.families import FAMILIES, render
 from kgen.records import Candidate, Origin
 from kgen.store.signing import sign
