@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from support.vllm_standin import HIDDEN, KimiLinearForCausalLM, drawn
+from support.vllm_standin import HIDDEN, LAYERS, KimiLinearForCausalLM, drawn
 from torch import nn
 
 from kgen.contract import Values, relative_l2
@@ -13,16 +13,6 @@ from kgen.serve import Served
 from kgen.serve.vllm.kernels import Call, Kernels, fitting_dims, weight_shapes
 from kgen.serve.vllm.record import Record
 from kgen.serve.vllm.seats import OPS, SEATS, sites
-
-LAYERS = {  # of the stand-in: layers 0, 2, 3 are KDA, 1 is MLA; layer 0 has the dense MLP
-    "kda_in_proj": [0, 2, 3],
-    "mla_in_proj": [1],
-    "oproj_partial": [0, 1, 2, 3],
-    "moe_router": [1, 2, 3],
-    "moe_latent_down": [1, 2, 3],
-    "moe_shared": [1, 2, 3],
-    "dense_mlp": [0],
-}
 
 
 def kernel(op: str, tokens: int) -> Served:

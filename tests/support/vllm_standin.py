@@ -28,6 +28,15 @@ EXPERTS, TOP_K, SHARED, DENSE = 16, 4, 128, 512
 LOCAL = HEADS * HEAD_DIM
 KDA_ROWS, QUERY_ROWS = 1168, 128 + 512 + 64
 KINDS = ("kda", "mla", "kda", "kda")  # layer 0 has the dense MLP
+LAYERS = {  # that an op has a seat in
+    "kda_in_proj": [0, 2, 3],
+    "mla_in_proj": [1],
+    "oproj_partial": [0, 1, 2, 3],
+    "moe_router": [1, 2, 3],
+    "moe_latent_down": [1, 2, 3],
+    "moe_shared": [1, 2, 3],
+    "dense_mlp": [0],
+}
 
 
 @functools.cache
