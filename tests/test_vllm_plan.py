@@ -278,6 +278,19 @@ def test_a_guard_that_fails_in_one_layer_gives_the_stock_op_in_all_of_them(
     )
 
 
+def test_layers_of_different_sizes_are_refused_together(
+    engine: Engine, target: SetPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mixed(model: Any) -> None:
+        shared = model.layers[3].block_sparse_moe.shared_experts
+        for linear, shape in ((shared.gate_up_proj, (768, 7168)), (shared.down_proj, (7168, 384))):
+            linear.weight = torch.nn.Parameter(torch.empty(shape, dtype=torch.bfloat16), requires_grad=False)
+
+    monkeypatch.setattr(vllm_standin.KimiLinearModel, "prepared", mixed)
+    engine.load(configuration(kgen=settings(target)))
+    assert reasons(engine.model.kgen_plan) == [f"{OP}: its layers differ in size (loaded weights)"]
+
+
 def test_all_refusals_are_in_one_message_in_the_order_of_the_stages(
     engine: Engine, target: SetPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
