@@ -27,7 +27,7 @@ from kgen.store.candidates import CandidateFolder
 from kgen.store.documents import json_bytes, read_record
 
 QUICK = "quick.json"
-POLL_SECONDS = 0.2
+TICK_SECONDS = 1.0  # between two looks at how far builds are: five a second took as long as deciding what to build
 AHEAD = 2  # candidates in the gate beyond one a slot: no slot waits for the next screen
 
 
@@ -200,10 +200,10 @@ def _all(work: Work, calls: Sequence[Callable[[], CompileReport]]) -> list[Compi
 
 
 def collect(futures: Sequence["Future[Any]"], tick: Callable[[], None]) -> None:
-    """Wait for all, raising the first exception; short waits let Ctrl-C through."""
+    """Wait for all, raising the first exception. Ctrl-C comes through at once."""
     left = set(futures)
     while left:
-        done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        done, left = wait(left, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
         tick()
         for future in done:
             future.result()
