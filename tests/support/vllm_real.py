@@ -2,10 +2,10 @@
 
     PYTHONPATH=<vLLM, its imports, kgen's entry point> python -P vllm_real.py SET EMPTY_FOLDER
 
-vLLM's plugin loader, registry and configuration, its model of the architecture at the small sizes with every layer, the
-guards, a real set's objects, and every seat beside the stock call of the very layer. Stood in for, because there is no
-GPU: CUDA streams and events, the choice of kernels for attention and experts (none of them runs), and who says that a
-step is captured. Not shown: a forward of the model, graphs, the scheduler.
+vLLM's plugin loader, registry and configuration, its model of the architecture at the small sizes with every layer, its
+model state, the guards, a real set's objects, the record, and every seat beside the stock call of the very layer. Stood
+in for, because there is no GPU: CUDA streams and events, the choice of kernels for attention and experts (none of them
+runs), caches, and who says that a step is captured. Not shown: a forward of the model, graphs, the scheduler.
 """
 
 import json
@@ -106,7 +106,7 @@ def stand_in() -> None:
 
 
 def configured(folder: Path, additional: dict[str, Any]) -> Any:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import CacheConfig, ModelConfig, VllmConfig
     from vllm.config.compilation import CompilationConfig, CUDAGraphMode
     from vllm.config.device import DeviceConfig
 
@@ -115,6 +115,7 @@ def configured(folder: Path, additional: dict[str, Any]) -> Any:
     config = VllmConfig(
         model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256),
         device_config=DeviceConfig("cpu"),
+        cache_config=CacheConfig(enable_prefix_caching=False),  # with it, a state asks for caches that are not here
         additional_config=additional,
         compilation_config=CompilationConfig(mode=0, custom_ops=["none"]),
     )
@@ -182,16 +183,17 @@ def seated(model: Any, on: list[bool], note: Callable[[str, int, str], None]) ->
             SEATS[op].take(site, Call(kernels, site.weights, lambda: on[0], note))
 
 
-def promoted(model: Any, rows: torch.Tensor, capturing: list[bool]) -> dict[str, Any]:
-    """The plan of the model itself, with the set's own objects."""
-    plan = model.kgen_plan
-    plan.seat(model)
-    plan.check_caches()
+def promoted(config: Any, model: Any, rows: torch.Tensor, capturing: list[bool]) -> dict[str, Any]:
+    """The record of the model's own plan, by vLLM's model state, with the set's own objects."""
+    state = model.get_model_state_cls()(config, model, None, torch.device("cpu"))
+    state.initialize_kv_cache(None, None)
     capturing[0] = True
     for layer in model.model.layers[1:]:
         layer.block_sparse_moe.shared_experts(rows)
     capturing[0] = False
-    found: dict[str, Any] = json.loads(json.dumps(plan.as_json(), default=str))
+    state.capture_inner_cudagraphs(None, None, None, None)
+    plan = model.kgen_plan
+    found: dict[str, Any] = json.loads(Path(plan.settings.record).read_text())
     for op in list(plan.kernels):
         plan.give_up(op)
     return found
@@ -216,7 +218,7 @@ def main(chosen: str, folder: str) -> dict[str, Any]:
     found["same_interfaces"] = _ModelInfo.from_model_cls(own.load_model_cls()) == _ModelInfo.from_model_cls(
         ModelRegistry.models[architecture].load_model_cls()
     )
-    config = configured(Path(folder), {"kgen": {"set": chosen}})
+    config = configured(Path(folder), {"kgen": {"set": chosen, "record": f"{folder}/record.json"}})
     found["config_refusals"] = [str(r) for r in config_refusals(config)]
     capturing, on = [False], [False]
     planning.serving = lambda: Host(alone, "sm_90", lambda: capturing[0], device="cpu", version="0.33.0")
@@ -239,7 +241,7 @@ def main(chosen: str, folder: str) -> dict[str, Any]:
             str(r) for at in sites(model, OPS).values() for s in at for r in site_refusals(s, "cpu")
         ]
         found["state"] = [c.__module__ for c in model.get_model_state_cls().__mro__[:2]]
-        found["plan"] = promoted(model, rows, capturing)
+        found["plan"] = promoted(config, model, rows, capturing)
         notes: list[tuple[str, int, str]] = []
         calls = calls_of(model, rows)
         seated(model, on, lambda *note: notes.append(note))

@@ -4,7 +4,9 @@ The trial runs a kernel on drawn rows with the model's own weights and compares 
 broken, or was built for another layout, is found before a request is. It proves nothing beyond that; the gates do.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +15,7 @@ import torch
 from kgen.contract import DTYPES, Op, Role, Values, relative_l2
 from kgen.contract.rules import RelL2
 from kgen.records import Problem
+from kgen.serve.load import LOG as LOADER
 from kgen.serve.load import Served, load
 from kgen.store import KernelSet, parse_problem, serving_sets
 
@@ -84,11 +87,26 @@ def load_all(op: Op, dims: str, arch: str, chosen: str, problems: Sequence[Probl
     """Every bin that is held at these dims, and bin -> reason for those that could not be loaded."""
     keys = {p.key for p in problems}
     wanted = [b for b in op.pack.bins if _problem(op, dims, b, arch).key in keys]
-    served = {b: load(op.name, dims, b, arch, set=chosen or None) for b in wanted}
+    with _unsaid():
+        served = {b: load(op.name, dims, b, arch, set=chosen or None) for b in wanted}
     return (
         Kernels(op, dims, {b: s for b, s in served.items() if s.promoted}),
         {b: s.reason for b, s in served.items() if not s.promoted},
     )
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Without the loader's line for each kernel: a plan says all reasons in one."""
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    LOADER.addFilter(drop)
+    try:
+        yield
+    finally:
+        LOADER.removeFilter(drop)
 
 
 def trial(served: Served, weights: Weights, device: str) -> str:
