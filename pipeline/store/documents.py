@@ -58,7 +58,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _written(value: Any, line: str) -> str:
-    """As json.dumps with sorted keys and an indent of 1, which takes five times as long: with an indent it is Python too.
+    """As json.dumps with sorted keys and an indent of 1, which takes five times as long.
 
     `line`: the line break with the indent of what the value stands in. `value` is what to_json gives.
     """
