@@ -68,7 +68,8 @@ def in_decode_graph() -> bool:
 
     Eager steps, the run before each capture and PIECEWISE captures answer no, so prefill and mixed steps run stock.
     """
-    if not torch.cuda.is_initialized() or not torch.cuda.is_current_stream_capturing():
+    initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
+    if not initialised or not torch.cuda.is_current_stream_capturing():
         return False
     contexts = importlib.import_module("vllm.forward_context")
     if not contexts.is_forward_context_available():
