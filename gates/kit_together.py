@@ -2,16 +2,18 @@
 
 A pass is evidence for each of them: launches were counted op by op, the decode was as near to float64 as stock's with
 all of them in place, and mutants of each were refused. Each part names the others ("together"); the report says so.
-Anything but a pass is no verdict on a single candidate: nothing is kept, and each is judged alone afterwards.
+Where only mutants of some ops were let through, the others have passed (modeleval/share.py). Anything else is no
+verdict on a single candidate: nothing is kept, and each is judged alone afterwards.
 Not covered: a router (the others are measured with given experts), several candidates of one op.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kgen.contract import Op
 from kgen.gates.kit_units import MODEL, Done, Ensemble, Say, Unit, piece
+from kgen.gates.modeleval import share
 from kgen.gates.modeleval.given import ROUTER
 from kgen.store.runs import utc_now
 
@@ -30,8 +32,8 @@ def apart(op: Op) -> bool:
     return op.name == ROUTER
 
 
-def judge(seats: Sequence[Seat], run: Ensemble, cache: Path, deadline: float, say: Say) -> bool:
-    """Evaluate one candidate of each op together; a pass is kept for every one of them. Whether it was one."""
+def judge(seats: Sequence[Seat], run: Ensemble, cache: Path, deadline: float, say: Say) -> list[str]:
+    """Evaluate one candidate of each op together, and keep a pass for every op that has one. Returns those ops."""
     names = {seat.op.name: seat.unit.candidate for seat in seats}
     where = f"full-model-eval of {', '.join(f'{op} {c[:12]}' for op, c in names.items())} together"
     say(f"{where} ...")
@@ -39,10 +41,14 @@ def judge(seats: Sequence[Seat], run: Ensemble, cache: Path, deadline: float, sa
     ops, units = [seat.op for seat in seats], [seat.unit for seat in seats]
     done = piece(MODEL, "full-model-eval together", deadline, say, lambda: run(ops, units, cache, deadline))
     result = done.result
-    say(f"{where}: {result.status}  {result.code}  {result.message[:400]}  ({result.seconds:.0f} s)")
-    if not result.passed:
-        say("that is no verdict on any one of them: each is judged alone")
-        return False
+    say(f"{where}: {result.status}  {result.code}  {result.message[:1000]}  ({result.seconds:.0f} s)")
+    passed = []
     for seat in seats:
-        seat.keep(done, started, {op: c for op, c in names.items() if op != seat.op.name})
-    return True
+        own = share.of(result, seat.op.name)
+        if own.passed:
+            passed.append(seat.op.name)
+            seat.keep(replace(done, result=own), started, {op: c for op, c in names.items() if op != seat.op.name})
+    if len(passed) < len(seats):
+        alone = ", ".join(op for op in names if op not in passed)
+        say(f"that is no verdict on {alone}: judged alone")
+    return passed

@@ -33,10 +33,16 @@ def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gates:
-    """Deterministic gates. `alone`: the op and the gate's word of what fails alone; `joint`: how it ends together."""
+    """Deterministic gates. `alone`: the op and the gate's word of what fails alone; `joint`: how it ends together;
+    `blind`: ops whose mutants are let through then."""
 
-    def __init__(self, alone: Sequence[tuple[str, str]] = (), joint: Status = Status.PASS) -> None:
-        self.alone, self.joint = tuple(alone), joint
+    def __init__(
+        self,
+        alone: Sequence[tuple[str, str]] = (),
+        joint: Status = Status.PASS,
+        blind: Mapping[str, str] | None = None,
+    ) -> None:
+        self.alone, self.joint, self.blind = tuple(alone), joint, blind
         self.asked: list[str] = []
 
     def table(self) -> Mapping[str, Runner]:
@@ -56,8 +62,11 @@ class Gates:
     def ensemble(self, ops: Sequence[Op], units: Sequence[Unit], cache: Path, deadline: float, **_: Any) -> Done:
         self.asked.append("+".join(op.name for op in ops))
         assert [{a.record.problem.op for a in u.artefacts} for u in units] == [{op.name} for op in ops]
-        code = f"fullmodel.{self.joint}"
-        return Done(GateResult(MODEL, self.joint, code, "together", {"seeds": {"draws": 7}}, 9.0, GATE_CONTRACT))
+        evidence = {"seeds": {"draws": 7}, "mutants": {f"{op.name} tile_scale": {} for op in ops}}
+        if self.blind is not None:
+            evidence |= {"insensitive": self.blind, "otherwise": "58 exercises"}
+        code = f"fullmodel.{'insensitive' if self.blind else self.joint}"
+        return Done(GateResult(MODEL, self.joint, code, "together", evidence, 9.0, GATE_CONTRACT))
 
 
 @pytest.fixture
@@ -131,6 +140,20 @@ def test_anything_but_a_pass_together_is_kept_for_nobody_and_each_is_judged_alon
     for host in made:
         assert f"{host.op.name} model" in gates.asked
         assert "together" not in parts(host.args)[MODEL].facts
+
+
+def test_ops_whose_mutants_were_let_through_are_judged_alone_and_the_others_have_passed(hosts: Any) -> None:
+    gates = Gates(joint=Status.ERROR, blind={"kda_core": "mutant kda_core tile_scale passed"})
+    made = hosts(gates)
+    together(made, 60.0, gates.ensemble)
+    assert [MODEL in parts(host.args) for host in made] == [True, True, False]
+    for host in made[:2]:
+        (result,) = parts(host.args)[MODEL].results
+        assert (result.code, result.message) == ("fullmodel.pass", "58 exercises")
+        assert set(result.evidence) == {"seeds", "mutants"}
+        assert list(result.evidence["mutants"]) == [f"{host.op.name} tile_scale"]
+    assert [host.gates() for host in made] == [0, 0, 0]
+    assert [a for a in gates.asked if a.endswith(" model")] == ["kda_core model"]
 
 
 def test_a_candidate_that_has_failed_takes_no_seat(hosts: Any) -> None:

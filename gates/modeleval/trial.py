@@ -42,6 +42,7 @@ from kgen.records import Status
 CANDIDATES_FAULT = ("fault", "crashed", "hung")  # a runner's statuses that the loaded kernels answer for
 CRASH, INCOMPLETE = "fullmodel.crash", "fullmodel.incomplete"
 ATTESTATION, INSENSITIVE = "fullmodel.attestation", "fullmodel.insensitive"
+PASSED = "fullmodel.pass"
 SHOWN = 3  # breaches in a message
 
 
@@ -150,7 +151,7 @@ class Trial:
         self.evidence["attestation"] = attest.summary(parts, left, self.census)
         findings = [self._numbers(part, left) for part in parts if part.kind == CANDIDATE]
         breaches = ordered(b for finding in findings for b in finding.breaches)
-        missed = [line for part in parts if part.kind == MUTANT for line in self._seen(part, left)]
+        missed = {p.label.split()[0]: line for p in parts if p.kind == MUTANT for line in self._seen(p, left)}
         if launches:
             return Verdict(Status.FAIL, ATTESTATION, _some(launches))
         if breaches:
@@ -159,9 +160,11 @@ class Trial:
         if unjudged:
             self.evidence["unjudged"] = unjudged
             return Verdict(Status.ERROR, INCOMPLETE, _some(unjudged))
+        praise = self._praise(parts)
         if missed:
-            return Verdict(Status.ERROR, INSENSITIVE, "; ".join(missed))
-        return Verdict(Status.PASS, "fullmodel.pass", self._praise(parts))
+            self.evidence |= {"insensitive": missed, "otherwise": praise}
+            return Verdict(Status.ERROR, INSENSITIVE, "; ".join(missed.values()))
+        return Verdict(Status.PASS, PASSED, praise)
 
     def _crashes(self, parts: Sequence[Part], left: Mapping[str, Left]) -> Verdict | None:
         """The other processes first: where stock does not run, the candidate is not to blame."""
