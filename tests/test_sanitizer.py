@@ -1,0 +1,58 @@
+"""What is made of compute-sanitizer's reports. A script in its place runs the job and says what the tool would."""
+
+from pathlib import Path
+
+import pytest
+
+from kgen.gates import sanitizer
+from kgen.gates.runner.job import stock_spec
+from kgen.ops import REGISTRY
+
+OP = REGISTRY.get("mla_out_gate")
+OVERFLOW = "Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect."
+BARRIER = "Barrier error detected. Divergent thread(s) in block."
+
+
+def tool(folder: Path, *lines: str, errors: int) -> str:
+    """A program that takes the tool's options, runs what follows, and reports."""
+    path = folder / "compute-sanitizer"
+    said = "\n".join(f"========= {line}" for line in ("COMPUTE-SANITIZER", *lines, f"ERROR SUMMARY: {errors} errors"))
+    path.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" > "{folder}/asked"\n'
+        'while [ $# -gt 0 ]; do case "$1" in --*) shift 2 ;; *) break ;; esac; done\n'
+        '"$@"\n'
+        f"code=$?\ncat <<'END'\n{said}\nEND\nexit $code\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def run(folder: Path, name: str, program: str) -> dict[str, object]:
+    spec = stock_spec(OP.problem("nano", 2, "sm_90a"))
+    return sanitizer._run_tool(program, name, OP, [spec], folder / "cache", "cpu")
+
+
+@pytest.mark.parametrize("name", sanitizer.TOOLS)
+def test_a_clean_report_is_a_pass_that_is_remembered(tmp_path: Path, name: str) -> None:
+    program = tool(tmp_path, errors=0)
+    assert run(tmp_path, name, program)["status"] == "pass"
+    asked = (tmp_path / "asked").read_text()
+    assert f"--tool {name}" in asked and ("--num-cuda-barriers" in asked) is (name == "synccheck")
+    again = run(tmp_path, name, "/nowhere")
+    assert again["status"] == "pass" and again["earlier"] == 1
+
+
+def test_barriers_that_the_tool_cannot_follow_are_its_limit_and_no_error_of_the_kernel(tmp_path: Path) -> None:
+    found = run(tmp_path, "synccheck", tool(tmp_path, OVERFLOW, errors=1))
+    assert found["status"] == "skip" and "more barriers" in str(found["reason"])
+    assert sanitizer.complaints({"synccheck": found}) == []
+    assert run(tmp_path, "synccheck", tool(tmp_path, errors=0))["status"] == "pass", "a skip is not remembered"
+
+
+@pytest.mark.parametrize("lines", [(BARRIER,), (OVERFLOW, BARRIER), (BARRIER, OVERFLOW)])
+def test_an_error_beside_it_still_counts(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    found = run(tmp_path, "synccheck", tool(tmp_path, *lines, errors=len(lines)))
+    assert found["status"] == "fail" and found["errors"] == len(lines)
+    (said,) = sanitizer.complaints({"synccheck": found})
+    assert said.startswith(f"synccheck: {len(lines)} errors: ")
