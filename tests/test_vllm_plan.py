@@ -5,24 +5,18 @@ import json
 import logging
 import shutil
 import sys
-import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import vllm_standin
-from support.vllm_sets import BINS, OP, compiled, make_set
-from support.vllm_standin import ARCHITECTURE, Engine, KimiLinearForCausalLM, ModelState, configuration, host, install
+from support.vllm_sets import BINS, OP, compiled, make_set, prepared, settings
+from support.vllm_standin import ARCHITECTURE, Engine, KimiLinearForCausalLM, ModelState, configuration
 
-import kgen.serve.vllm
 from kgen.contract import relative_l2
-from kgen.serve.vllm import plan as planning
 from kgen.serve.vllm.guards import Refused
-from kgen.serve.vllm.host import Host, over_ranks
-from kgen.serve.vllm.plan import Plan, plan_for
 from kgen.store import SetPath
 
 SIZES = (1, 2, 8, 12, 65)
@@ -51,24 +45,10 @@ def target(tmp_path: Path, whole: Path) -> SetPath:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> Engine:
-    """Beside a stand-in of vLLM with the plugin registered, on a machine that claims to be an H200."""
-    for name in ("KGEN_SET", "KGEN_DISABLE", "VLLM_BATCH_INVARIANT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("KGEN_CACHE", str(cache))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     caplog.set_level(logging.INFO, "vllm.kgen")
-    install(monkeypatch, tmp_path)
-    made = Engine()
-    monkeypatch.setattr(planning, "serving", lambda: host(made))
-    monkeypatch.setattr(sys.modules["kgen.serve.load"], "device_capability", lambda: "sm_90")
-    kgen.serve.vllm.register()
-    assert kgen.serve.vllm.status().startswith("registered")
+    made = prepared(monkeypatch, tmp_path, cache)
     caplog.clear()
     return made
-
-
-def settings(target: SetPath, **more: Any) -> dict[str, Any]:
-    return {"set": str(target.path), "record": str(target.path.parent / "record.json"), **more}
 
 
 @functools.cache
@@ -288,7 +268,7 @@ def test_layers_of_different_sizes_are_refused_together(
 
     monkeypatch.setattr(vllm_standin.KimiLinearModel, "prepared", mixed)
     engine.load(configuration(kgen=settings(target)))
-    assert reasons(engine.model.kgen_plan) == [f"{OP}: its layers differ in size (loaded weights)"]
+    assert [str(r) for r in engine.model.kgen_plan.refusals] == [f"{OP}: its layers differ in size (loaded weights)"]
 
 
 def test_all_refusals_are_in_one_message_in_the_order_of_the_stages(
@@ -338,92 +318,3 @@ def test_weights_that_change_before_a_cache_is_bound_give_up_the_seats(
     assert lines(caplog) == [
         f"kgen: stock op for {OP}: layer 3: its weights are not those that were checked (KV caches)"
     ]
-
-
-# --- ranks
-
-
-def ranks(plans: list[Callable[[Host], Any]]) -> list[Any]:
-    """Each in a thread of its own, agreeing with the others by the minimum; a rank that votes less would hang."""
-    tables: list[torch.Tensor | None] = [None] * len(plans)
-    barrier = threading.Barrier(len(plans), timeout=60)
-    found: list[Any] = [None] * len(plans)
-
-    def reducer(rank: int) -> Callable[[torch.Tensor], None]:
-        def reduce_min(votes: torch.Tensor) -> None:
-            tables[rank] = votes.clone()
-            barrier.wait()
-            votes.copy_(torch.stack([t for t in tables if t is not None]).amin(0))
-            barrier.wait()
-
-        return reduce_min
-
-    def one(rank: int) -> None:
-        of = replace(host(Engine()), agree=over_ranks(reducer(rank)), rank=rank, ranks=len(plans))
-        try:
-            found[rank] = plans[rank](of)
-        except ValueError as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=one, args=(r,)) for r in range(len(plans))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return found
-
-
-def planned(config: Any, spoil: Callable[[Any], None] = lambda model: None) -> Callable[[Host], Plan]:
-    def make(of: Host) -> Plan:
-        plan = plan_for(config, of)
-        assert plan is not None
-        model = KimiLinearForCausalLM(vllm_config=None)
-        spoil(model)
-        plan.seat(model)
-        plan.check_caches()
-        return plan
-
-    return make
-
-
-def reasons(plan: Plan) -> list[str]:
-    return [str(r) for r in plan.refusals]
-
-
-def test_what_one_rank_refuses_no_rank_uses(engine: Engine, target: SetPath) -> None:
-    def spoil(model: Any) -> None:
-        model.model.layers[1].block_sparse_moe.shared_experts.gemm_rs_ar = object()
-
-    config = configuration(kgen=settings(target))
-    first, second = ranks([planned(config), planned(config, spoil)])
-    assert first.kernels == second.kernels == {}
-    assert reasons(first) == [f"{OP}: {b} tokens: another rank refuses it (loaded weights)" for b in BINS]
-    assert reasons(second) == [f"{OP}: layer 1: needs no GEMM fused with an all-reduce (loaded weights)"]
-
-
-def test_ranks_that_read_different_sets_use_what_both_hold(
-    engine: Engine, target: SetPath, objects: dict[str, bytes]
-) -> None:
-    fewer = make_set(target.path.parent / "fewer", {8: objects["right"]})
-    empty = SetPath(target.path.parent / "nowhere")
-    both = ranks([planned(configuration(kgen=settings(s))) for s in (target, fewer)])
-    assert [sorted(p.kernels[OP].by_bin) for p in both] == [[8], [8]]
-    alone = ranks([planned(configuration(kgen=settings(s))) for s in (target, empty)])
-    assert [p.kernels for p in alone] == [{}, {}]
-    assert reasons(alone[0]) == [f"{OP}: another rank refuses it (configuration)"]
-
-
-def test_under_refuse_every_rank_stops(engine: Engine, target: SetPath) -> None:
-    fine = configuration(kgen=settings(target, fallback="refuse"))
-    other = configuration(kgen=settings(target, fallback="refuse"))
-    other.lora_config = object()
-    found = ranks([planned(fine), planned(other)])
-    assert [type(f) for f in found] == [Refused, Refused]
-    assert "another rank refuses it" in str(found[0]) and "needs no LoRA" in str(found[1])
-
-
-def test_each_rank_writes_a_record_of_its_own(engine: Engine, target: SetPath) -> None:
-    for plan in ranks([planned(configuration(kgen=settings(target)))] * 2):
-        plan.captured()
-    names = sorted(p.name for p in target.path.parent.glob("record*"))
-    assert names == ["record.rank0.json", "record.rank1.json"]
