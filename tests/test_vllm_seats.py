@@ -79,7 +79,7 @@ def test_every_seat_has_the_weights_of_its_contract(op: str) -> None:
         assert fitting_dims(REGISTRY.get(op), shapes) == ["nano"]
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 12])
+@pytest.mark.parametrize("tokens", [1, 12])
 @pytest.mark.parametrize("op", OPS)
 def test_a_kernel_runs_in_every_layer_and_the_numbers_stay(op: str, tokens: int) -> None:
     seated = Seated(op)
@@ -109,10 +109,8 @@ def test_outside_of_a_decode_graph_everything_is_stock_bit_for_bit(op: str) -> N
     assert seated.record.counts() == {} and seated.record.outside == {op: len(LAYERS[op])}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "reason"), [(2, "no kernel for 2 tokens"), (20, "no kernel for 32 tokens"), (65, "more than 64 tokens")]
-)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("tokens", "reason"), [(2, "no kernel for 2 tokens"), (65, "more than 64 tokens")])
+@pytest.mark.parametrize("op", ["kda_in_proj", "mla_in_proj", "moe_router", "moe_shared"])  # one of each kind of seat
 def test_counts_without_a_kernel_are_stock_bit_for_bit_with_a_reason(op: str, tokens: int, reason: str) -> None:
     seated = Seated(op)
     assert torch.equal(seated.run(tokens), stock(tokens))
