@@ -258,6 +258,7 @@ def test_the_small_model_and_the_mutants_are_built_from_the_promoted_source(tmp_
     candidate = Candidate(kits.OP.name, SOURCE, Origin("promoted"))
     small, mutants = built_beside(kits.OP, candidate, (made,), tmp_path / "cache")
     assert [b.problem for b in small] == [dataclasses.replace(made.problem, dims=kits.OP.pack.small)]
-    assert [(b.problem, b.defect) for b in mutants] == [(made.problem, defect) for defect in DEFECTS]
+    both = (made.problem, small[0].problem)
+    assert [(b.problem, b.defect) for b in mutants] == [(problem, defect) for defect in DEFECTS for problem in both]
     blobs = objects_in(tmp_path / "cache")
     assert all(blobs.find(b.object_sha256, OBJECT_SUFFIX) for b in (*small, *mutants))

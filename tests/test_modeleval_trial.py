@@ -70,11 +70,31 @@ def test_parts_hold_the_builds_that_sit_in_their_exercises() -> None:
     assert mutant.exercises == (replace(BRIEF, modes=(GRAPH,)),)
 
 
-def test_a_mutant_runs_in_the_first_model_where_it_sits() -> None:
+def test_a_mutant_runs_in_every_model_where_it_sits() -> None:
     other = replace(BRIEF, requests=2, count=2)
     small = replace(BRIEF, way=Way(SMALL))
-    made = trial({DRAWN: (other, PLAIN), SMALL: (small,)}, builds=(*BUILDS, stand("x", 2, kernels=[KERNEL])))
+    builds = (*BUILDS, stand("x", 2, kernels=[KERNEL]))
+    made = trial({DRAWN: (other, PLAIN), SMALL: (small,)}, builds=builds)
     assert [p.model for p in made.parts() if p.kind == MUTANT] == [SMALL, SMALL]
+    made = trial({DRAWN: (BRIEF, PLAIN), SMALL: (small,)})
+    assert [p.model for p in made.parts() if p.kind == MUTANT] == [DRAWN, SMALL, DRAWN, SMALL]
+
+
+@pytest.mark.parametrize("blind", [(), (DRAWN,), (SMALL,), (DRAWN, SMALL)])
+def test_a_mutant_is_refused_where_the_rows_of_any_model_refuse_it(blind: tuple[str, ...]) -> None:
+    name = "moe_shared tile_scale"
+    changes = {f"mutant__{name}__{model.replace('-', '_')}": as_good_as_stock for model in blind}
+    changes |= {f"mutant__{name}__{model}": as_good_as_stock for model in blind}
+    made = trial({DRAWN: (BRIEF, PLAIN), SMALL: (replace(BRIEF, way=Way(SMALL)),)}, **changes)
+    verdict, shown = run(made), made.evidence["mutants"][name]
+    if len(blind) == 2:
+        assert verdict.code == "fullmodel.insensitive"
+        assert f"{name} passed in {DRAWN} and {SMALL}" in verdict.message
+        assert (shown["refused"], shown["model"], shown["breaches"]) == (False, f"{DRAWN}, {SMALL}", 0)
+        assert made.evidence["insensitive"].keys() == {"moe_shared"}
+    else:
+        assert verdict.code == "fullmodel.pass", verdict.message
+        assert (shown["refused"], shown["model"]) == (True, SMALL if blind == (DRAWN,) else DRAWN)
 
 
 def test_processes_start_longest_first() -> None:
@@ -215,7 +235,7 @@ CASES: dict[str, tuple[dict[str, Change], Status, str, str]] = {
     ),
     "a mutant that looks like stock": (
         {f"mutant__moe_shared tile_scale__{DRAWN}": as_good_as_stock},
-        Status.ERROR, "insensitive", f"{MUTANT_NAME} passed: this gate would not see such a fault",
+        Status.ERROR, "insensitive", f"mutant moe_shared tile_scale passed in {DRAWN}: this gate would not see such",
     ),
     "a fault outranks a mutant that was missed": (
         {f"mutant__moe_shared tile_scale__{DRAWN}": as_good_as_stock, "candidate__nano": farther},

@@ -101,7 +101,7 @@ class Trial:
         return any(b.record.problem.op == op and b.record.problem.key not in self.plan.unseated for b in self.artefacts)
 
     def parts(self) -> list[Part]:
-        """Float64, stock and candidate of every model; switched off and mutants where they have seats first."""
+        """Float64, stock, candidate and mutants of every model; switched off where there are seats first."""
         found: list[Part] = []
         models = {m: e for m, e in self.plan.models.items() if e and (m != SMALL or self.trained)}
         for model, exercises in models.items():
@@ -117,14 +117,15 @@ class Trial:
         return [part for part in found if part.exercises]
 
     def _mutant(self, label: str, mine: Sequence[Built], models: Mapping[str, tuple[Exercise, ...]]) -> list[Part]:
-        """In the first model where these builds sit in a brief exercise; in one mode, since a fault is in both."""
+        """In each model where these builds sit in a brief exercise; in one mode, since a fault is in both."""
+        found = []
         for model, exercises in models.items():
             keys = {m.record.problem.key for m in mine}
             seated = [e for e in exercises_of(MUTANT, exercises) if self.census.seats(e, keys)]
             brief = tuple(replace(e, modes=e.modes[-1:]) for e in seated)
             if brief:
-                return [Part(MUTANT, model, brief, self._fitting(mine, brief), label)]
-        return []
+                found.append(Part(MUTANT, model, brief, self._fitting(mine, brief), label))
+        return found
 
     def _fitting(self, builds: Iterable[Built], exercises: Iterable[Exercise]) -> tuple[Built, ...]:
         """The builds that sit somewhere in these exercises."""
@@ -151,7 +152,7 @@ class Trial:
         self.evidence["attestation"] = attest.summary(parts, left, self.census)
         findings = [self._numbers(part, left) for part in parts if part.kind == CANDIDATE]
         breaches = ordered(b for finding in findings for b in finding.breaches)
-        missed = {p.label.split()[0]: line for p in parts if p.kind == MUTANT for line in self._seen(p, left)}
+        missed = self._let_through([p for p in parts if p.kind == MUTANT], left)
         if launches:
             return Verdict(Status.FAIL, ATTESTATION, _some(launches))
         if breaches:
@@ -236,18 +237,24 @@ class Trial:
     def _loss(self) -> float:
         return limits.ACCURACY_LOSS["cpu" if self.starter.device == "cpu" else "cuda"]
 
-    def _seen(self, part: Part, left: Mapping[str, Left]) -> list[str]:
-        """Nothing when the numbers refuse a mutant."""
-        finding = self._rows(part, left)
-        first = finding.breaches[0] if finding.breaches else None
-        self.evidence.setdefault("mutants", {})[part.label] = {
-            "refused": first is not None,
-            "model": part.model,
-            "code": first.code if first else "",
-            "first": first.message if first else "",
-            "breaches": len(finding.breaches),
-        }
-        return [] if first else [f"{part.name} passed: this gate would not see such a fault"]
+    def _let_through(self, mutants: Sequence[Part], left: Mapping[str, Left]) -> dict[str, str]:
+        """By op: mutants that the numbers of no model refuse. A candidate with such a fault would be promoted."""
+        missed: dict[str, str] = {}
+        shown = self.evidence.setdefault("mutants", {})
+        for label in dict.fromkeys(p.label for p in mutants):
+            tried = {p.model: self._rows(p, left).breaches for p in mutants if p.label == label}
+            model, breaches = next(((m, b) for m, b in tried.items() if b), next(iter(tried.items())))
+            shown[label] = {
+                "refused": bool(breaches),
+                "model": model if breaches else ", ".join(tried),
+                "code": breaches[0].code if breaches else "",
+                "first": breaches[0].message if breaches else "",
+                "breaches": len(breaches),
+            }
+            if not breaches:
+                text = f"{MUTANT} {label} passed in {' and '.join(tried)}: this gate would not see such a fault"
+                missed[label.split()[0]] = text
+        return missed
 
     def _praise(self, parts: Sequence[Part]) -> str:
         ran = sum(len(p.exercises) for p in parts if p.kind == CANDIDATE)

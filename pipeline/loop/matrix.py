@@ -51,9 +51,11 @@ def interpreted(op: Op, settings: Settings) -> tuple[Problem, ...]:
 
 
 def mutants(op: Op, settings: Settings) -> tuple[Problem, ...]:
-    """The model gate decodes mutants briefly: first dims, at a narrow, a middle and a wide bin, on every arch."""
+    """The model gate decodes mutants briefly, at a narrow, a middle and a wide bin: of the first dims, and of the small
+    ones, where a fault of one tile weighs more beside the other roundings. On every arch."""
     few = few_bins(p.tokens for p in _first(op, settings))
-    return _points(op, settings, settings.archs, settings.dims[:1], few)
+    dims = dict.fromkeys((*settings.dims[:1], *(d for d in settings.dims if d == op.pack.small)))
+    return _points(op, settings, settings.archs, dims, few)
 
 
 def _first(op: Op, settings: Settings) -> tuple[Problem, ...]:

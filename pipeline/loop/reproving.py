@@ -95,13 +95,14 @@ class Piece:
 def built_beside(
     op: Op, candidate: Candidate, builds: Builds, cache: Path, brief: bool = False
 ) -> tuple[Builds, Builds]:
-    """Builds for the small model, and mutants, at a narrow, a middle and a wide bin of the first dims; `brief`: mutants
-    at the middle one only. Without a compiler there are none, and the model gate says that it proves nothing."""
+    """Builds for the small model, and mutants of these and of the first dims, at a narrow, a middle and a wide bin;
+    `brief`: mutants at the middle one only. Without a compiler there are none, and the model gate says that it proves
+    nothing."""
     first = builds[0].problem.dims
     few = few_bins(b.problem.tokens for b in builds if b.problem.dims == first)
     problems = [b.problem for b in builds if b.problem.dims == first and b.problem.tokens in few]
     little = [op.problem(op.pack.small, p.tokens, p.arch, p.axes) for p in problems]
-    planted = [p for p in problems if p.tokens == few[len(few) // 2]][:1] if brief else problems
+    planted = [p for p in (*problems, *little) if not brief or p.tokens == few[len(few) // 2]]
     try:
         with CompileGate(op, cache) as gate:
             sound = gate.run(candidate, little)
