@@ -16,6 +16,7 @@ def signature(op: Op, problem: Problem) -> Signature:
     sizes, present = op.sizes(problem), op.present(problem)
     written = [i for role in (Role.OUT, Role.STATE) for i, t in enumerate(present) if t.role is role]
     real = [i for i in written if not present[i].dtype.startswith("i")]  # a scaled index may be the same index
+    tiled = [i for i in real if len(present[i].shape) > 1]
     return Signature(
         dims={**{symbol: n for symbol, n in sizes.items() if symbol not in op.runtime_dims}, **problem.axes},
         tokens=problem.tokens,
@@ -23,7 +24,7 @@ def signature(op: Op, problem: Problem) -> Signature:
         tensors=tuple((DTYPES[t.dtype].cutlass, t.sizes(sizes)) for t in present),
         scalars=tuple((s.dtype, s.sample) for s in op.scalars),
         names=(*(t.name for t in present), *(s.name for s in op.scalars)),
-        first_out=(real or written)[0],
+        first_out=(tiled or real or written)[0],
         dtypes={d.name: d.cutlass for d in DTYPES.values()},
         layouts=_layouts(op, present),
     )

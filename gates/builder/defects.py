@@ -4,27 +4,38 @@ Trusted code, applied inside the sandbox to a candidate that is already in evide
 """
 
 import ast
+from collections.abc import Sequence
 
 FACTOR = 1.05
 THREADS = 128  # one a column of the tile
+# The tile begins here, across what a norm over 128 columns takes together: that would forgive a tile scaled whole
+BEGINS = 64
 
 
 class DefectError(Exception):
     """The defect cannot be applied to this candidate."""
 
 
-# rank of the tensor -> its element that a thread scales, and how many threads have one: one tile of the last dimension
-ELEMENTS = {1: ("row", "1"), 2: ("row, thread", "out.shape[1]"), 3: ("row, 0, thread", "out.shape[2]")}
+# rank of the tensor -> its element that a thread scales: one tile of the last dimension
+ELEMENTS = {1: "row", 2: "row, column", 3: "row, 0, column"}
 
 
-def scaled(tensors: int, scalars: int, workspaces: int, out: int, rank: int = 2) -> str:
+def tile(columns: int) -> tuple[int, int]:
+    """First column of the scaled tile and the one behind its last; half of a row that has no room for a whole tile."""
+    if columns < BEGINS + THREADS:
+        return 0, max(1, columns // 2)
+    return BEGINS, BEGINS + THREADS
+
+
+def scaled(tensors: int, scalars: int, workspaces: int, out: int, shape: Sequence[object]) -> str:
     """Source of a module whose `wrap(host)` calls `host` and then scales one tile of tensor `out` by 1.05.
 
-    `rank`: number of dimensions of that tensor. Raises DefectError for one that has no tiles.
+    `shape`: that tensor's. Raises DefectError for one that has no tiles.
     """
-    if rank not in ELEMENTS:
-        raise DefectError(f"tile_scale does not apply to an output of {rank} dimensions")
-    element, count = ELEMENTS[rank]
+    if len(shape) not in ELEMENTS:
+        raise DefectError(f"tile_scale does not apply to an output of {len(shape)} dimensions")
+    element, last = ELEMENTS[len(shape)], shape[-1]
+    begin, end = tile(last) if len(shape) > 1 and isinstance(last, int) else (0, 1)
     kinds = ["cute.Tensor"] * tensors + ["cutlass.Numeric"] * scalars + ["cute.Tensor"] * workspaces
     parameters = ", ".join(f"a{i}: {kind}" if kind == "cute.Tensor" else f"a{i}" for i, kind in enumerate(kinds))
     arguments = ", ".join(f"a{i}" for i in range(len(kinds)))
@@ -38,7 +49,8 @@ import cutlass.cute as cute
 def scale_one_tile(out: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    if thread < {count}:
+    column = thread + {begin}
+    if column < {end}:
         out[{element}] = (out[{element}].to(cutlass.Float32) * {FACTOR}).to(out.element_type)
 
 

@@ -88,8 +88,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     if defect == "tile_scale":
         counts = len(signature["tensors"]), len(signature["scalars"]), len(workspaces)
         out = signature["first_out"]
-        rank = len(signature["tensors"][out][1])
-        host = load("defect", defects.scaled(*counts, out, rank)).wrap(host)
+        host = load("defect", defects.scaled(*counts, out, signature["tensors"][out][1])).wrap(host)
     compiled = cute.compile(host, *arguments, options=OPTIONS)
     ptx, cubin = compiled.artifacts.PTX, compiled.artifacts.CUBIN
     if not isinstance(cubin, bytes):
