@@ -105,6 +105,13 @@ def test_a_race_brings_the_page_on_waiting(tmp_path: Path) -> None:
     assert prompt.template == "repair.md" and title(PAGES[f"{FOLDER}pdl.md"]) in answers(prompt)
 
 
+def test_a_wait_without_a_cooperative_launch_brings_the_page_on_waiting_blocks(tmp_path: Path) -> None:
+    problems = built().evidence["problems"]
+    waiting = passing(problems={key: {**facts, "waits": ["k"]} for key, facts in problems.items()})
+    page = title(PAGES[f"{FOLDER}lamport-mailbox.md"])
+    assert page in answers(improved(tmp_path, waiting)) and page not in answers(improved(tmp_path, built()))
+
+
 def test_pages_by_diagnosis_leave_the_system_prompt_as_it_was(tmp_path: Path) -> None:
     first, later = (
         packaged().prompt(request(tmp_path)),

@@ -9,10 +9,10 @@ import pytest
 from support.requests import attempt, failing, passing, request
 
 from kgen.ops import REGISTRY
-from kgen.proposers.base import Ask, Situation
+from kgen.proposers.base import Ask, Place, Situation, Standings
 from kgen.proposers.feedback import MAX_REPAIRS, feedback, points_of
 from kgen.proposers.render import PromptSet, packaged
-from kgen.records import GateResult, PerfPoint, Status, to_json
+from kgen.records import Candidate, GateResult, PerfPoint, Status, Verdict, to_json
 
 PASSED = ("compile", "unit-numeric", "full-model-eval")
 
@@ -342,6 +342,52 @@ def test_an_ask_whose_parent_is_gone_is_no_reason_to_ask_nothing(tmp_path: Path)
     assert packaged().prompt(request(tmp_path, history=history, ask=ask)).template == "repair.md"
 
 
+def stood(*tried: tuple[Candidate, Verdict], latest: int, best: int | None = None) -> Standings:
+    """`latest` and `best`: indices of candidates."""
+    places = (Place(tried[best][0].id, 1, "static cost 3.00 µs"),) if best is not None else ()
+    costs = {place.id: ("4 launches", "What lowers it: fewer") for place in places}
+    return Standings(places=places, measure="static cost", costs=costs, latest=(tried[latest][0].id,))
+
+
+def test_a_later_question_says_what_is_new_just_before_what_is_wanted(tmp_path: Path) -> None:
+    tried = (attempt("x = 1\n", passing()), attempt("x = 2\n", failing("m", "compile.name")))
+    ids = [c.id[:12] for c, _ in tried]
+    more: dict[str, Any] = {"history": tried, "costs": {tried[0][0].id: {1: 3.0}}}
+    asked = request(tmp_path, round=3, standings=stood(*tried, latest=1, best=0), **more)
+    user = packaged().prompt(asked).user
+    stable, _, changing = user.partition("## Attempts so far")
+    assert packaged().prompt(request(tmp_path)).user.startswith(stable.rstrip())
+    new = changing.partition("## New since the last round")[2].partition("## What to do")[0]
+    assert f"* {ids[1]}: fail at compile: compile.name\n" in new and f"still {ids[0]}: static cost 3.00 µs." in new
+    assert f"* {ids[0]}" not in new and "## " not in new
+    better = stood(*tried, latest=0, best=0)
+    now = packaged().prompt(request(tmp_path, round=2, standings=better, **more)).user
+    assert f"* {ids[0]}: compiles, later gates not run here; rank 1 (static cost 3.00 µs)" in now
+    assert f"{ids[0]} is the best so far now: static cost 3.00 µs." in now
+    assert "New since" not in packaged().prompt(request(tmp_path, round=1, standings=better, **more)).user
+    assert "New since" not in packaged().prompt(request(tmp_path, round=3, **more)).user
+
+
+def test_what_the_static_cost_of_a_parent_is_made_of_is_said_where_it_is_to_be_faster(tmp_path: Path) -> None:
+    tried = (attempt("x = 1\n", passing()), attempt("x = 2\n", failing("m")))
+    now = stood(*tried, latest=0, best=0)
+    ask = Ask(1, "optimise", (tried[0][0].id,))
+    user = packaged().prompt(request(tmp_path, history=tried, standings=now, ask=ask)).user
+    assert "What its static cost is made of:\n\n* 4 launches\n* What lowers it: fewer\n" in user
+    repair = Ask(1, "repair", (tried[1][0].id,))
+    assert "made of" not in packaged().prompt(request(tmp_path, history=tried, standings=now, ask=repair)).user
+
+
+def test_at_the_small_dims_a_question_says_that_the_cost_is_no_time(tmp_path: Path) -> None:
+    assert "split ever finer lowers it there until all SMs have a block, and it is no time at all" in run_page(
+        tmp_path, situated()
+    )
+    served = (REGISTRY.get("moe_shared").problem("k3-tp8", 1, "sm_90a"),)
+    assert "no time at all" not in run_page(tmp_path, situated(ranked=served))
+
+
 @pytest.mark.parametrize("op", sorted(REGISTRY.ops))
 def test_no_question_points_into_a_file_that_its_reader_does_not_have(op: str, tmp_path: Path) -> None:
-    assert "this file" not in packaged().prompt(request(tmp_path, op)).user
+    user = packaged().prompt(request(tmp_path, op)).user
+    assert "this file" not in user
+    assert ("SAME = " in user) == ("The constant `SAME` above is the reference's own" in user)

@@ -28,6 +28,7 @@ _TITLE = re.compile(r"^### (.*)$", re.MULTILINE)
 # class -> how a finding shows it. Findings of the compiler are classes themselves (kgen.diagnosis.compile_errors).
 CLASSES: Mapping[str, re.Pattern[str]] = {
     "race": re.compile(r"^\[numeric\.race\]"),
+    "wait": re.compile(r"^\[wait\]"),
     "spills": re.compile(r"\bspills:|B stack a thread|local memory is used"),
     "bank-conflicts": re.compile(r"bank conflicts"),
     "few-blocks": re.compile(r"only \d+ blocks for \d+ SMs"),
