@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from kgen.contract import Errors, Op, Role, Values
+from kgen.contract import Errors, Op, Role, TensorSpec, Values
 from kgen.gates.rows import with_tokens
 from kgen.records import Problem
 
 Tensors = dict[str, torch.Tensor]
 HARD_RULE = "hard_rule"
+JOINED_ROWS = 1024  # of calls that are judged in one pass: their states and float64 copies have to fit
 
 
 @dataclass(frozen=True)
@@ -97,25 +98,44 @@ class Chain:
 
 
 def expected_many(op: Op, problem: Problem, many: Sequence[Values]) -> list[Expected]:
-    """`expected` for several calls that share weights; one pass over all their rows where the op is row by row."""
-    if not many or not _row_by_row(op, problem):
+    """`expected` for several calls that share weights and scalars; in few passes over all rows where the op `joins`."""
+    alike = all(values[s.name] == many[0][s.name] for values in many for s in op.scalars)
+    if not many or not alike or not joins(op, problem):
         return [expected(op, problem, values) for values in many]
-    with_rows = [t.name for t in op.present(problem) if t.role is Role.IN]
-    count = _tensor(many[0], with_rows[0]).shape[0]
-    joined: Values = {**many[0], **{n: torch.cat([_tensor(v, n) for v in many]) for n in with_rows}}
-    whole = expected(op, with_tokens(problem, count * len(many)), joined)
+    first = next(t for t in _moving(op, problem) if t.role is not Role.OUT)
+    count = _tensor(many[0], first.name).shape[_rows(first)]
+    each = max(1, JOINED_ROWS // count)
+    passes = [many[start : start + each] for start in range(0, len(many), each)]
+    return [answer for some in passes for answer in _joined(op, problem, some, count)]
+
+
+def joins(op: Op, problem: Problem) -> bool:
+    """Token rows in, token rows out, nothing else that moves: then calls can be judged together."""
+    moving = _moving(op, problem)
+    rows = all(t.token_dim is not None and t.shape[t.token_dim] == "tokens" for t in moving)
+    return rows and any(t.role is not Role.OUT for t in moving)
+
+
+def _joined(op: Op, problem: Problem, many: Sequence[Values], count: int) -> list[Expected]:
+    """The calls' rows one behind the other as one call, and its answers cut up again."""
+    given = [t for t in _moving(op, problem) if t.role is not Role.OUT]
+    rows = {t.name: torch.cat([_tensor(v, t.name) for v in many], _rows(t)) for t in given}
+    whole = expected(op, with_tokens(problem, count * len(many)), {**many[0], **rows})
+    dims = {t.name: _rows(t) for t in op.outputs(problem)}
 
     def part(got: Tensors, number: int) -> Tensors:
-        return {name: t[number * count : (number + 1) * count] for name, t in got.items()}
+        return {name: t.narrow(dims[name], number * count, count) for name, t in got.items()}
 
     return [Expected(part(whole.stock, i), part(whole.rounded, i), part(whole.true, i)) for i in range(len(many))]
 
 
-def _row_by_row(op: Op, problem: Problem) -> bool:
-    """Token rows in, token rows out, nothing else that moves: then calls can be judged together."""
-    moving = [t for t in op.present(problem) if t.role is not Role.WEIGHT]
-    rows = all(t.by_token and t.role is not Role.STATE for t in moving)
-    return rows and not op.scalars and any(t.role is Role.IN for t in moving)
+def _moving(op: Op, problem: Problem) -> list[TensorSpec]:
+    return [t for t in op.present(problem) if t.role is not Role.WEIGHT]
+
+
+def _rows(spec: TensorSpec) -> int:
+    assert spec.token_dim is not None
+    return spec.token_dim
 
 
 def _tensor(values: Values, name: str) -> torch.Tensor:

@@ -182,7 +182,7 @@ def _judge_outputs(
     rows: list[judge.Row] = []
     for number, where in timed.items():
         seed, calls = set_seed(job.seed, number), (call(number, *at) for at in where)
-        if _states(op, job):  # one at a time: they are large
+        if _states(op, job) and not judge.joins(op, job.spec.problem):  # one at a time: they are large
             for each in calls:
                 rows += _judge_calls(op, job, column, seed, [each])
         else:

@@ -38,11 +38,56 @@ def test_of_the_three_answers_one_is_rounded_as_written_and_one_not_at_all() -> 
     assert answer.stock["y"].dtype is torch.bfloat16 and answer.true["y"].dtype is torch.float64
 
 
-def test_state_ops_are_never_joined() -> None:
+@pytest.mark.parametrize("name", ["attn_res", "oproj_allreduce_residual", "moe_tail", "mla_q", "lm_head_argmax"])
+def test_calls_with_scalars_and_row_states_get_the_answers_of_single_calls(name: str) -> None:
+    op = REGISTRY.get(name)
+    problem = op.problem(SMALL, 2, "sm_90a")
+    first = op.inputs(problem, "normal", 1, "cpu")
+    moving = [t.name for t in op.present(problem) if t.role in (Role.IN, Role.STATE)]
+    drawn = [op.inputs(problem, "normal", seed, "cpu") for seed in range(2, 5)]
+    many = [{**first, **{n: values[n] for n in moving}} for values in drawn]
+    assert judge.joins(op, problem)
+    got = judge.expected_many(op, problem, many)
+    assert len(got) == 3
+    for values, joined in zip(many, got, strict=True):
+        single = judge.expected(op, problem, values)
+        for spec in op.outputs(problem):
+            one, other = single.true[spec.name], joined.true[spec.name]
+            assert one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-11, atol=1e-12)
+            assert torch.equal(single.rounded[spec.name].float(), joined.rounded[spec.name].float())
+            assert joined.stock[spec.name].shape == one.shape
+
+
+def test_calls_with_other_scalars_are_answered_one_by_one() -> None:
     problem = RES.problem(SMALL, 2, "sm_90a")
     values = RES.inputs(problem, "normal", 1, "cpu")
-    answers = judge.expected_many(RES, problem, [values, values])
-    assert len(answers) == 2 and answers[0].true["out"].shape == (2, RES.dims[SMALL]["hidden"])
+    one, two = judge.expected_many(RES, problem, [values, {**values, "eps_out": 0.5}])
+    assert torch.equal(one.true["out"], judge.expected(RES, problem, values).true["out"])
+    assert not torch.equal(one.true["out"], two.true["out"])
+
+
+def test_states_without_rows_are_never_joined() -> None:
+    op = REGISTRY.get("kda_core")
+    problem = op.problem(SMALL, 2, "sm_90a")
+    assert not judge.joins(op, problem)
+    values = op.inputs(problem, "normal", 1, "cpu")
+    one, two = judge.expected_many(op, problem, [values, values])
+    assert torch.equal(one.true["s"], two.true["s"]) and one.true["s"].shape == values["s"].shape  # type: ignore[union-attr]
+
+
+def test_many_calls_are_answered_in_passes_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "JOINED_ROWS", 5)
+    SAID.clear()
+    op = _Sized()
+    problem = op.problem(SMALL, 2, "sm_90a")
+    first = op.inputs(problem, "normal", 1, "cpu")
+    many = [{**first, "m": op.inputs(problem, "normal", seed, "cpu")["m"]} for seed in range(5)]
+    got = judge.expected_many(op, problem, many)
+    assert [rows for rows, _ in SAID[::2]] == [4, 4, 2]
+    for values, answer in zip(many, got, strict=True):
+        assert torch.allclose(answer.true["y"], judge.expected(MOE, problem, values).true["y"], rtol=1e-11)
+    monkeypatch.setattr(judge, "JOINED_ROWS", 1)
+    assert len(judge.expected_many(MOE, problem, many)) == 5
 
 
 def test_a_chain_carries_each_answers_own_state() -> None:
@@ -162,7 +207,6 @@ def test_joined_calls_are_cut_apart_at_their_own_rows() -> None:
     got = judge.expected_many(MOE, problem, many)
     assert [answer.stock["y"].shape[0] for answer in got] == [2, 2]
     assert judge.expected_many(MOE, problem, []) == []
-    assert judge._row_by_row(MOE, problem) and not judge._row_by_row(RES, RES.problem(SMALL, 2, "sm_90a"))
 
 
 class _Sized(MoeShared):
@@ -180,6 +224,7 @@ def test_joined_calls_are_one_problem_of_all_their_rows() -> None:
     op = _Sized()
     problem = op.problem(SMALL, 2, "sm_90a")
     values = op.inputs(problem, "normal", 1, "cpu")
+    SAID.clear()
     judge.expected_many(op, problem, [values] * 3)
     assert SAID == [(6, 6), (6, 6)]
 
@@ -198,10 +243,11 @@ SCALE = ScalarSpec("scale", "f32", "factor", other=3.0)
     [
         ((X, W, Y), (), True),
         ((X, Y), (), True),
-        ((X, W, Y, ROW_STATE), (), False),
+        ((X, W, Y, ROW_STATE), (), True),
         ((X, W, Y, SLOT_STATE), (), False),
         ((X, TABLE, Y), (), False),
-        ((X, W, Y), (SCALE,), False),
+        ((X, W, Y), (SCALE,), True),
+        ((ROW_STATE, Y), (), True),
         ((W, Y), (), False),
     ],
 )
@@ -213,7 +259,7 @@ def test_calls_are_joined_only_where_rows_alone_move(
         scalars: ClassVar = scalar
 
     op = Made()
-    assert judge._row_by_row(op, op.problem(SMALL, 2, "sm_90a")) is joined
+    assert judge.joins(op, op.problem(SMALL, 2, "sm_90a")) is joined
 
 
 class _Told:
