@@ -6,6 +6,7 @@ Each line is a run of the real loop over the same candidates of `search`, with a
 screened, built with its two mutants, audited, and judged in the PTX interpreter. All figures in ms are by candidate:
 
     own_ms        CPU time of kgen's own process, all its threads, outside of what `starting_ms` holds
+    gates_ms      that part of own_ms in which the gates themselves parse, screen, audit and judge in this process
     starting_ms   CPU time of the same process while it starts builders, recorders and interpreters and waits for them
     sync_ms       wall time inside fsync, which is the disk's
     wall_ms       wall time without anything of others and without fsync: with one worker, what is not overlapped
@@ -33,6 +34,10 @@ from typing import Any
 
 import torch
 
+from kgen.gates import compile as compile_gate
+from kgen.gates import numeric, parsing
+from kgen.gates.audit import limits, phases, ptx
+from kgen.gates.audit import object as objects
 from kgen.gates.audit.recorder import Recorder
 from kgen.gates.builder.pool import Builder
 from kgen.gates.runner import host
@@ -49,6 +54,10 @@ PLACES: tuple[tuple[Any, str], ...] = (  # others' time
     *((Builder, "build"), (Recorder, "__init__"), (Recorder, "record"), (host, "_run")),
 )
 SYNC: tuple[tuple[Any, str], ...] = ((os, "fsync"),)
+GATES_OWN: tuple[tuple[Any, str], ...] = (
+    *((parsing, "parse"), (compile_gate, "screen"), (objects, "check"), (limits, "check")),
+    *((ptx, "facts"), (phases, "facts"), (numeric, "judge_outcome")),
+)
 
 
 @dataclass(frozen=True)
@@ -62,16 +71,20 @@ class Span:
 
 @contextmanager
 def watched(places: Sequence[tuple[Any, str]]) -> Iterator[list[Span]]:
-    """The calls of these functions."""
+    """The calls of these functions; of one within another, on one thread, the outer one."""
     spans: list[Span] = []
+    within = threading.local()
     before = [getattr(owner, name) for owner, name in places]
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
-            started, cpu = time.monotonic(), time.thread_time()
+            if getattr(within, "one", False):
+                return function(*args, **more)
+            within.one, started, cpu = True, time.monotonic(), time.thread_time()
             try:
                 return function(*args, **more)
             finally:
+                within.one = False
                 spans.append(Span(started, time.monotonic(), time.thread_time() - cpu))
 
         return call
@@ -121,7 +134,7 @@ def measure(workers: int, candidates: int, executor: str, folder: Path) -> dict[
     run = begin(Runs(folder / "runs"), op, settings, "benchmarks/scale.py")
     load = os.getloadavg()[0]
     place = executor_of(executor, workers=workers)
-    with watched(PLACES) as others, watched(SYNC) as syncs:
+    with watched(PLACES) as others, watched(SYNC) as syncs, watched(GATES_OWN) as gates:
         started, before = time.monotonic(), time.process_time()
         ended = work_on(run, op, settings, SearchProposer(), folder / "cache", executor=place)
         seconds, cpu = time.monotonic() - started, time.process_time() - before
@@ -131,6 +144,7 @@ def measure(workers: int, candidates: int, executor: str, folder: Path) -> dict[
     count, waiting = max(1, len(came)), sum(span.cpu for span in others)
     parts = {
         "own_ms": cpu - waiting,
+        "gates_ms": sum(span.cpu for span in gates),
         "starting_ms": waiting,
         "sync_ms": sum(span.stop - span.start for span in syncs),
         "wall_ms": seconds - covered([*others, *syncs]),
