@@ -99,7 +99,7 @@ def work_on(
 @functools.cache
 def _settled() -> None:
     """Once a process: what its imports made stays, and the collector need not walk through it again and again, which
-    took a seventh of the time of a run."""
+    took a seventh of its own CPU time."""
     gc.freeze()
 
 
