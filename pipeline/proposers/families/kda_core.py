@@ -2,7 +2,7 @@
 
 The template derives split, threads and lanes of each point from the parameters: a head is split over 1 to 8 CTAs until
 there are about `ctas` of them, a thread keeps about `elements` floats of the state, at least `lanes` lanes share a row.
-No point has been timed yet.
+Ranked: benchmarks/ranked.json.
 """
 
 from kgen.proposers.families.family import Family

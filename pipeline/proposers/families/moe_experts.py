@@ -14,7 +14,7 @@ scales, or 112 rows of down). Bytes in flight an SM, while a unit or two are bei
              decoding takes over half of the instructions that an SM has time for.
 
 Not covered: acts=mxfp8, layouts of a backend. An expert with more than 8 tokens is several segments, each of which
-reads its weights, the later ones from L2. No point has been timed yet.
+reads its weights, the later ones from L2. Ranked: benchmarks/ranked.json.
 """
 
 from kgen.proposers.families.family import Family
