@@ -22,8 +22,8 @@ several runs writes a file of each kind for each run: evidence.RUN.json, raw.RUN
   --ops       only the runs of these ops
   --points    only problems with one of these words: t8, nano, sm_90a, or a whole problem key
   --part I/N  only every N-th piece, from the I-th: for a GPU that is there for minutes only; ingest all files together
-  --together  full-model-eval once, with the kernels of all runs in place, instead of once a run; where that is not a
-              pass, each is judged alone
+  --together  full-model-eval once, with the kernels of all runs in place, instead of once a run; those that it does
+              not pass are judged alone
   --deadline  seconds that one piece may take (default 480)
   --rank      only time and compare all kernels quickly: no evidence
   --counters  only read hardware counters with Nsight Compute (ncu), off the clock (default counters.json): no evidence

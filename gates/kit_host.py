@@ -254,7 +254,7 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
     try:
         arch, worst, idle = device_arch(), PASSED, []
         hosts = [Host(Path(root), *each, arch, talking(lambda line: say(f"  {line}"))) for each in chosen(info, args)]
-        if args.together:
+        if args.together and not (args.plan or args.rank or args.counters):
             together(hosts, args.deadline)
         for host in hosts:
             try:

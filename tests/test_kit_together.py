@@ -229,3 +229,12 @@ def test_it_is_a_flag_of_the_kit(hosts: Any, monkeypatch: pytest.MonkeyPatch, tm
     words = ["--out", str(tmp_path / "e.json"), "--raw", str(tmp_path / "r.xz"), "--deadline", "50"]
     assert kit_host.main(words, str(tmp_path / "kit"), table) == 0 and not asked
     assert kit_host.main([*words, "--together"], str(tmp_path / "kit"), table) == 0 and asked == [(3, 50.0)]
+
+
+def test_a_plan_or_a_ranking_evaluates_nothing(hosts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gates, asked = Gates(), []
+    made = hosts(gates)
+    monkeypatch.setattr(kit_host, "device_arch", lambda: ARCH)
+    monkeypatch.setattr(kit_host, "together", lambda found, deadline: asked.append(deadline))
+    table = {"gate_contract": GATE_CONTRACT, "runs": [host.info for host in made]}
+    assert kit_host.main(["--plan", "--together"], str(tmp_path / "kit"), table) == 0 and not asked

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,8 @@ def test_only_what_serves_is_judged(tmp_path: Path) -> None:
     bench = Bench()
     run(place, tmp_path / "cache", bench)
     assert bench.asked[:2] == ["numeric moe_shared 1,2,64", "numeric moe_shared 8"]
-    assert bench.asked[2:] == ["model moe_shared mutants 2", "perf moe_shared 1,64", "perf moe_shared 8"]
+    model = "model moe_shared mutants 1"  # of each alone: two candidates of one op have one seat
+    assert bench.asked[2:] == [model, model, "perf moe_shared 1,64", "perf moe_shared 8"]
 
 
 def test_a_run_that_had_no_time_left_is_taken_up_and_the_next_one_begins_anew(tmp_path: Path) -> None:
@@ -179,9 +181,33 @@ def test_an_error_is_said_and_tried_again_and_what_passed_is_not(tmp_path: Path)
     bench = Bench(status={"model": Status.ERROR})
     got = run(place, cache, bench)
     assert [f.message for f in of(got, Outcome.SKIP)] == ["model.error: as told"]
+    assert len(got.failed) == 1 and got.failed[0].endswith("full-model-eval") and not got.left
     again = Bench()
     assert not of(run(place, cache, again), Outcome.SKIP)
     assert again.asked == ["model moe_shared mutants 1"]
+
+
+@pytest.mark.parametrize(("hours", "again"), [(23, False), (25, True), (-1, True)])
+def test_what_was_measured_longer_than_a_day_ago_or_in_the_future_is_measured_again(
+    tmp_path: Path, hours: int, again: bool
+) -> None:
+    place, cache = promoted(tmp_path / "set", "moe_shared"), tmp_path / "cache"
+    run(place, cache, Bench(status={"model": Status.ERROR}))  # an error that stays keeps the parts
+    (kept,) = (cache / "verify").iterdir()
+    found = json.loads(kept.read_bytes())
+    then = (datetime.now(UTC) - timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    found["parts"] = [{**part, "finished": then} for part in found["parts"]]
+    kept.write_text(json.dumps(found))
+    bench = Bench(status={"model": Status.ERROR})
+    run(place, cache, bench)
+    assert (len(bench.asked) == 3) is again
+
+
+@pytest.mark.parametrize("status", [Status.FAIL, Status.ERROR])
+def test_times_of_a_sweep_that_did_not_pass_hold_nothing(tmp_path: Path, status: Status) -> None:
+    bench = Bench(status={"perf-moe_shared": status})
+    got = run(promoted(tmp_path / "set", "moe_shared"), tmp_path / "cache", bench)
+    assert not [f for f in got.findings if f.check == "labels"]
 
 
 @pytest.mark.parametrize("who", ["moe_shared", "model", "perf-moe_shared"])
@@ -262,3 +288,22 @@ def test_the_small_model_and_the_mutants_are_built_from_the_promoted_source(tmp_
     assert [(b.problem, b.defect) for b in mutants] == [(problem, defect) for defect in DEFECTS for problem in both]
     blobs = objects_in(tmp_path / "cache")
     assert all(blobs.find(b.object_sha256, OBJECT_SUFFIX) for b in (*small, *mutants))
+
+
+def test_the_command_says_that_pieces_ended_in_an_error_and_does_not_call_that_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kgen.loop import reproving
+
+    place = promoted(tmp_path / "set", "moe_shared")
+    bench = Bench(status={"model": Status.ERROR})
+
+    def reproved(*_: object, **__: object) -> Reproved:
+        return run(place, tmp_path / "cache", bench)
+
+    monkeypatch.setattr(reproving, "reprove", reproved)
+    arguments = ["verify", "--all", "--no-rebuild", "--set", str(place.path), "--cache", str(tmp_path / "cache")]
+    assert boundary.run(app.build(), arguments) == 4
+    assert "1 pieces ended in an error; the same command goes on with them" in capsys.readouterr().err
+    bench.status = {}
+    assert boundary.run(app.build(), arguments) == 0

@@ -95,6 +95,14 @@ def test_a_mutant_is_refused_where_the_rows_of_any_model_refuse_it(blind: tuple[
     else:
         assert verdict.code == "fullmodel.pass", verdict.message
         assert (shown["refused"], shown["model"]) == (True, SMALL if blind == (DRAWN,) else DRAWN)
+        assert shown["passed_in"] == list(blind)
+
+
+def test_beside_a_mutant_sit_the_candidates_of_the_other_ops() -> None:
+    other = stand("x", 4, op="attn_res", kernels=[KERNEL])
+    parts = trial(builds=(*BUILDS, other), ops=("moe_shared", "attn_res")).parts()
+    own = {p.label: [b.record.problem.op for b in p.builds] for p in parts if p.kind == MUTANT}
+    assert own["moe_shared tile_scale"] == ["moe_shared", "attn_res"]
 
 
 def test_processes_start_longest_first() -> None:
@@ -265,7 +273,7 @@ def test_a_missed_mutant_is_recorded_as_not_refused() -> None:
     made = trial(**{f"mutant__moe_shared tile_scale__{DRAWN}": as_good_as_stock})
     run(made)
     assert made.evidence["mutants"]["moe_shared tile_scale"] == {
-        "refused": False, "model": DRAWN, "code": "", "first": "", "breaches": 0,
+        "refused": False, "model": DRAWN, "code": "", "first": "", "breaches": 0, "passed_in": [DRAWN],
     }  # fmt: skip
     assert made.evidence["mutants"]["moe_shared drop_last_k"]["refused"]
 

@@ -95,7 +95,9 @@ def test_candidates_that_were_judged_together_are_named(promotable: Document, tm
     with made.run.lock():
         take_in(made.run, Ingested(signed, made.case.raw, "own-key"))
     text = markdown(read(made.run, OP))
-    said = "Judged with other candidates in place as well, all at once: attn_res `ab12ab12ab12`, kda_core `cd34cd34cd34`."
+    said = (
+        "Judged with other candidates in place as well, all at once: attn_res `ab12ab12ab12`, kda_core `cd34cd34cd34`."
+    )
     assert said in text.split("## In the model")[1].split("## ")[0]
 
 

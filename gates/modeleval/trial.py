@@ -117,14 +117,19 @@ class Trial:
         return [part for part in found if part.exercises]
 
     def _mutant(self, label: str, mine: Sequence[Built], models: Mapping[str, tuple[Exercise, ...]]) -> list[Part]:
-        """In each model where these builds sit in a brief exercise; in one mode, since a fault is in both."""
+        """In each model where these builds sit in a brief exercise; in one mode, since a fault is in both.
+
+        The candidates of other ops sit beside it, as they do beside the candidate itself.
+        """
         found = []
+        op = label.split()[0]
+        others = [b for b in self.artefacts if b.record.problem.op != op]
         for model, exercises in models.items():
             keys = {m.record.problem.key for m in mine}
             seated = [e for e in exercises_of(MUTANT, exercises) if self.census.seats(e, keys)]
             brief = tuple(replace(e, modes=e.modes[-1:]) for e in seated)
             if brief:
-                found.append(Part(MUTANT, model, brief, self._fitting(mine, brief), label))
+                found.append(Part(MUTANT, model, brief, self._fitting([*mine, *others], brief), label))
         return found
 
     def _fitting(self, builds: Iterable[Built], exercises: Iterable[Exercise]) -> tuple[Built, ...]:
@@ -250,6 +255,7 @@ class Trial:
                 "code": breaches[0].code if breaches else "",
                 "first": breaches[0].message if breaches else "",
                 "breaches": len(breaches),
+                "passed_in": [m for m, b in tried.items() if not b],
             }
             if not breaches:
                 text = f"{MUTANT} {label} passed in {' and '.join(tried)}: this gate would not see such a fault"

@@ -202,26 +202,27 @@ def verify(
     if kernels and not place.path.is_dir():  # a default one may not be there yet; one that was named is a slip
         raise boundary.Usage(f"there is no kernel set {place.path}")
     report = check(place, current(), rebuilder)
-    findings, left = list(report.findings), 0
+    findings, left, failed = list(report.findings), 0, 0
     if (gates or every or full) and report.ok:
         from kgen.loop.reproving import reprove
 
         most = seconds or (FULL_SECONDS if full else math.inf)
         again = reprove(place, REGISTRY, cache_at(cache), output.say, full=full, seconds=most)
-        findings, left = [*findings, *again.findings], len(again.left)
+        findings, left, failed = [*findings, *again.findings], len(again.left), len(again.failed)
     ok = all(f.outcome is not Outcome.BAD for f in findings)
     if json:
         listed = [
             {"subject": f.subject, "check": f.check, "outcome": f.outcome, "message": f.message} for f in findings
         ]
         document = {"schema": "kgen.verified/1", "set": str(place.path), "ok": ok, "findings": listed, "note": why}
-        output.emit({**document, "left": left})
+        output.emit({**document, "left": left, "errors": failed})
     else:
         _show(str(place.path), [f for f in findings if not quiet or f.outcome is not Outcome.OK], ok, why)
     if not ok:
         raise typer.Exit(boundary.INTEGRITY)
-    if left:
-        output.say(f"kgen: {left} pieces are left; the same command goes on with them")
+    if left or failed:
+        said = [f"{left} pieces are left"] * bool(left) + [f"{failed} pieces ended in an error"] * bool(failed)
+        output.say(f"kgen: {' and '.join(said)}; the same command goes on with them")
         raise typer.Exit(boundary.INFRASTRUCTURE)
     if (every or full) and any(f.subject == "gates" for f in findings):
         raise boundary.Missing("nothing was run again: that takes a GPU of the kernels' architecture")

@@ -8,6 +8,7 @@ the lower bound is above a tie, and what lies between is neither shown nor refut
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,13 +23,16 @@ from kgen.records.envelope import HEADLINE, TIE_LIMIT, label
 from kgen.store.documents import json_bytes, read_record
 from kgen.store.durable import DURABLE
 from kgen.store.errors import IntegrityError
+from kgen.store.runs import utc_now
 
+KEPT_FOR = timedelta(days=1)  # what is older was measured for another question
+SKEW = timedelta(minutes=5)  # of a clock that was set back
 OUTCOMES = {Status.PASS: Outcome.OK, Status.FAIL: Outcome.BAD, Status.ERROR: Outcome.SKIP, Status.SKIP: Outcome.SKIP}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece that came to its end; `digest`: of the objects that were judged."""
+    """A piece that came to its end, at `finished` (UTC); `digest`: of the objects that were judged."""
 
     name: str
     digest: str
@@ -36,7 +40,17 @@ class Part:
     code: str
     message: str
     seconds: float
+    finished: str
     points: tuple[PerfPoint, ...] = ()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it is of a run that is still going on, and not of one that was given up."""
+        try:
+            age = datetime.now(UTC) - datetime.fromisoformat(self.finished)
+        except (ValueError, TypeError):
+            return False
+        return timedelta(0) <= age + SKEW and age <= KEPT_FOR
 
     @property
     def outcome(self) -> Outcome:
@@ -47,7 +61,7 @@ class Part:
 class Parts:
     """`machine`: GPU, driver, torch and the version of the rules; parts of another one are not taken up."""
 
-    SCHEMA: ClassVar[str] = "kgen.verified-parts/1"
+    SCHEMA: ClassVar[str] = "kgen.verified-parts/2"
     machine: Mapping[str, str]
     parts: tuple[Part, ...] = ()
 
@@ -65,7 +79,8 @@ class Kept:
 
     def add(self, piece: str, judged: str, done: Done) -> None:
         result = done.result
-        part = Part(piece, judged, result.status, result.code, result.message, round(result.seconds, 1), done.points)
+        said = result.status, result.code, result.message
+        part = Part(piece, judged, *said, round(result.seconds, 1), utc_now(), done.points)
         if result.status is Status.ERROR:
             self.errors = (*self.errors, part)
             return
@@ -83,7 +98,7 @@ def digest(objects: Mapping[str, str]) -> str:
 
 
 def open_parts(cache: Path, manifest: Manifest, arch: str, full: bool) -> Kept:
-    """What is kept for this set as it is, on this machine; a file that cannot be read is begun anew."""
+    """What is kept for this set as it is, on this machine, of the last day; an unreadable file is begun anew."""
     here = environment()
     machine = {"gpu": here.gpu, "driver": here.driver, "cuda": here.cuda, "torch": here.torch}
     machine["rules"] = str(GATE_CONTRACT)
@@ -92,7 +107,9 @@ def open_parts(cache: Path, manifest: Manifest, arch: str, full: bool) -> Kept:
         found = read_record(Parts, path) if path.exists() else Parts(machine)
     except IntegrityError:
         found = Parts(machine)
-    return Kept(path, found if found.machine == machine else Parts(machine))
+    if found.machine != machine:
+        found = Parts(machine)
+    return Kept(path, replace(found, parts=tuple(p for p in found.parts if p.fresh)))
 
 
 def findings(promotion: Promotion, served: AbstractSet[str], points: Sequence[PerfPoint]) -> Iterator[Finding]:

@@ -61,10 +61,11 @@ Beside = Callable[[Op, Candidate, Builds, Path, bool], tuple[Builds, Builds]]
 
 @dataclass(frozen=True)
 class Reproved:
-    """`left`: pieces that no time was left for; the same call goes on with them."""
+    """`left`: pieces that no time was left for, `failed`: that ended in an error; the same call goes on with both."""
 
     findings: tuple[Finding, ...]
     left: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,11 +176,12 @@ def reprove(
     found += [Finding(p.name, GATE_NAMES[p.gate], Outcome.SKIP, "no time was left for it") for p in left]
     for served in mine:
         timed = [p for p in todo if p.gate == PERF and served in p.served]
-        points = [q for p in timed if (part := kept.of(p.name, p.digest)) for q in part.points]
+        parts = [part for p in timed if (part := kept.of(p.name, p.digest)) and part.outcome is Outcome.OK]
+        points = [q for part in parts for q in part.points]
         found += findings(served.promotion, {b.problem.key for b in served.builds}, points)
     if not left:
         kept.forget()  # the next call begins anew
-    return Reproved(tuple(found), tuple(p.name for p in left))
+    return Reproved(tuple(found), tuple(p.name for p in left), tuple(p.name for p in kept.errors))
 
 
 def _served(kernels: KernelSet, manifest: Manifest, promotion: Promotion, registry: Registry) -> Served:
@@ -195,8 +197,9 @@ def pieces(mine: Sequence[Served], cache: Path, full: bool, judges: Judges) -> I
         yield from _pieces_of(served, NUMERIC, root, served.builds, full)
     groups = [[s] for s in mine]
     if not full:
-        joint = [s for s in mine if not apart(s.op)]
-        groups = [*([joint] if joint else []), *([s] for s in mine if apart(s.op))]
+        first = {s.op.name: s for s in reversed(mine) if not apart(s.op)}
+        joint = [s for s in mine if first.get(s.op.name) is s]  # one candidate an op
+        groups = [*([joint] if joint else []), *([s] for s in mine if s not in joint)]
     for group in groups:
         who = name(group[0].promotion) if len(group) == 1 else WHOLE
 

@@ -159,8 +159,10 @@ def model(doc: Document) -> str:
     mutants = result.evidence.get("mutants", {})
     for defect, found in mutants.items():
         verdict = "refused" if found.get("refused") else "**passed: the gate is blind**"
+        unseen = ", ".join(str(m) for m in found.get("passed_in", ())) if found.get("refused") else ""
+        also = f" Let through in {cell(unseen)}." if unseen else ""
         parts.append(
-            f"Mutant {code(defect)} ({cell(found.get('model', ''))}): {verdict}. {cell(found.get('first', ''))}"
+            f"Mutant {code(defect)} ({cell(found.get('model', ''))}): {verdict}. {cell(found.get('first', ''))}{also}"
         )
     return "\n\n".join(parts)
 
