@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,15 @@ def test_the_page_shows_ratio_floor_and_launches_of_the_record() -> None:
     assert row(page, "| in_proj")[2:] == ["c" * 12, "60.0 (75%)"]
     assert "No kernel is promoted for: attn_res." in page
     assert "+8.0 (1.100: 1.050 to 1.200)" in page
+
+
+def test_points_of_another_routing_or_machine_are_said_to_be() -> None:
+    one = measured()
+    other = replace(one, job=replace(one.job, routing="skewed", point=replace(one.job.point, tokens=8)))
+    text = markdown(LayerRecord((one, other, one)), None)
+    assert text.count("Measured on ") == 1 and text.count("And some points on ") == 1
+    assert f"Routing: {one.job.routing}." in text and "Routing: skewed." in text
+    assert "And some" not in markdown(LayerRecord((one,)), None)
 
 
 def test_the_timeline_shows_each_kernel_where_it_ran() -> None:
@@ -126,6 +136,7 @@ def test_a_record_comes_back_as_it_was_and_a_point_measured_again_replaces_the_o
     again = records.read(path)
     assert again == found and [s.us for m in again.points for s in m.sides] == [400.0, 200.0, 70.0]
     assert again.with_point(measured(other)).refused == {}
+    assert again.without(again.points[0].job.point, "wrong now").points == ()
     assert "`tp8/mla/t2/c64`: too far" in markdown(again)
     path.write_text("[1")
     with pytest.raises(RecordError):

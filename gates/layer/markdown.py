@@ -33,12 +33,8 @@ def markdown(record: LayerRecord, stock: Stock | None = None) -> str:
 def _head(record: LayerRecord, stock: Stock | None) -> list[str]:
     if not record.points:
         return ["Nothing is measured yet."]
-    first = record.points[0]
-    where = first.environment
-    rate = f"floors at {first.read_rate / 1e12:.2f} TB/s, " if first.read_rate else "no floor is known here, "
-    said = [
-        f"Measured on {where.gpu} (driver {where.driver}, CUDA {where.cuda}, torch {where.torch}); {rate}medians with"
-        f" 95 % intervals, µs a layer, {first.timer}. Routing: {first.job.routing}.",
+    said = [*(_measured_how(m, "some points" if n else "") for n, m in enumerate(_ways(record.points)))]
+    said += [
         "",
         "`unfused`: every op's stock; `compiled`: with torch.compile; `chain`: the set's kernels in their seats, the"
         " shared expert on a side stream, and the best stock there is where no kernel is promoted.",
@@ -48,6 +44,21 @@ def _head(record: LayerRecord, stock: Stock | None) -> list[str]:
     for name, why in sorted({(n, w) for m in record.points for n, w in m.left_out.items()}):
         said += ["", f"`{name}` is left out: {why}."]
     return said
+
+
+def _ways(points: Sequence[Measured]) -> list[Measured]:
+    """One point of each machine, rate, timer and routing."""
+    found = {_measured_how(m, ""): m for m in reversed(points)}
+    return list(reversed(found.values()))
+
+
+def _measured_how(found: Measured, which: str) -> str:
+    where = found.environment
+    rate = f"floors at {found.read_rate / 1e12:.2f} TB/s, " if found.read_rate else "no floor is known here, "
+    return (
+        f"{f'And {which}' if which else 'Measured'} on {where.gpu} (driver {where.driver}, CUDA {where.cuda}, torch"
+        f" {where.torch}); {rate}medians with 95 % intervals, µs a layer, {found.timer}. Routing: {found.job.routing}."
+    )
 
 
 def read_stock(path: Path) -> dict[str, Any]:

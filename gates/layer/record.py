@@ -105,7 +105,9 @@ class LayerRecord:
         return replace(self, points=(*kept, found), refused={k: v for k, v in self.refused.items() if k != key})
 
     def without(self, point: Point, why: str) -> "LayerRecord":
-        return replace(self, refused={**self.refused, point.key: why})
+        """A point that is refused now: what was measured of it before does not stand beside that."""
+        kept = tuple(m for m in self.points if m.job.point.key != point.key)
+        return replace(self, points=kept, refused={**self.refused, point.key: why})
 
 
 def read(path: Path) -> LayerRecord:
