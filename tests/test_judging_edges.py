@@ -1,0 +1,183 @@
+"""Corners of the judging modules that no case of their own tests reaches: lease times, steps, flags, odd attributes."""
+
+import contextlib
+import lzma
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkout import ROOT
+from support.trial import run, trial
+
+from kgen.contract import DTYPES
+from kgen.gates import judge, localise, numeric, perf, sanitizer, timing
+from kgen.gates.audit import cubin as cubins
+from kgen.gates.audit.elf import SHT_SYMTAB, Elf
+from kgen.gates.audit.object import AuditError
+from kgen.gates.audit.recorder import Recorder
+from kgen.gates.gpu.lease import JUDGING_SECONDS
+from kgen.gates.modeleval import distance
+from kgen.gates.runner.job import stock_spec
+from kgen.gates.runner.numeric import Check
+from kgen.gates.sandbox import NoSandboxError, choose
+from kgen.ops import REGISTRY
+
+OBJECT = sorted((ROOT / "generated_kernels" / "objects").glob("*.o.xz"))[0]
+MOE = REGISTRY.get("moe_shared")
+
+
+@pytest.fixture(scope="module")
+def sample() -> cubins.Cubin:
+    ((image, data),) = cubins.embedded(lzma.decompress(OBJECT.read_bytes()))
+    return cubins.read(data, image)
+
+
+class Leases:
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    @contextlib.contextmanager
+    def __call__(self, device: str, what: str, seconds: float) -> Iterator[None]:
+        self.seconds.append(seconds)
+        yield
+
+
+@pytest.mark.parametrize("sanitize", [True, False])
+def test_a_numeric_lease_lasts_for_the_job_the_sanitizer_and_the_judge(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sanitize: bool
+) -> None:
+    leases, done = Leases(), object()
+    monkeypatch.setattr(numeric, "leased", leases)
+    monkeypatch.setattr(numeric, "_run_specs", lambda *_: done)
+    specs = [stock_spec(MOE.problem("nano", 1, "sm_90a"))]
+    got = numeric.run_specs(MOE, specs, cache=tmp_path, device="cpu", deadline=50.0, sanitize=sanitize)
+    assert got is done
+    assert leases.seconds == [50.0 + JUDGING_SECONDS + (sanitizer.ALL_SECONDS if sanitize else 0.0)]
+
+
+def test_a_sweeps_lease_lasts_for_the_job_and_the_judge_and_a_cpu_is_of_any_arch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    leases, done = Leases(), object()
+    monkeypatch.setattr(perf, "leased", leases)
+    monkeypatch.setattr(perf, "device_arch", lambda: "sm_100a")
+    monkeypatch.setattr(perf, "_timed", lambda *_: done)
+    specs = [stock_spec(MOE.problem("nano", 1, "sm_90a"))]
+    assert perf.run_specs(MOE, specs, cache=tmp_path, device="cpu", dims=["nano"], deadline=50.0) is done
+    assert leases.seconds == [50.0 + JUDGING_SECONDS]
+
+
+def test_room_is_asked_for_as_many_sets_as_the_bytes_that_a_call_touches_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = REGISTRY.get("mla_kv_append")  # it allocates a cache and touches a row of it
+    l2 = 1 << 20
+    monkeypatch.setattr(timing, "l2_bytes", lambda device: l2)
+    spec = stock_spec(op.problem("nano", 8, "sm_90a"))
+    (job,) = [j for j in perf.make_jobs(op, [spec], (), {perf.GRAPH: 3}) if j.tokens == 8 and not j.scenario]
+    sizes, present = op.sizes(spec.problem), op.present(spec.problem)
+
+    def bytes_of(*roles: str) -> int:
+        some = [t for t in present if not roles or t.role.value in roles]
+        return sum(int(torch.Size(t.sizes(sizes)).numel()) * DTYPES[t.dtype].bytes for t in some)
+
+    touched = op.cost(spec.problem).bytes
+    sets = timing.sets_needed(touched, l2, bytes_of())
+    assert touched < bytes_of() and sets != timing.sets_needed(bytes_of(), l2, bytes_of())
+    calls = max(sets, timing.MIN_CALLS)
+    states = bytes_of("state")
+    wanted = 3 * calls * bytes_of("out") + min(max(states, 0), 3 * calls * states)
+    assert perf._output_bytes(op, job, "cpu", 0) == wanted
+
+
+def test_the_judge_of_consecutive_steps_counts_them_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = REGISTRY.get("kda_core")
+    problem = op.problem("nano", 1, "sm_90a")
+    said: list[int] = []
+
+    def note(*given: Any) -> list[judge.Row]:
+        said.append(given[-1])
+        return []
+
+    monkeypatch.setattr(judge, "judge_outputs", note)
+    check = Check(0, numeric.FAMILY, op.families[0].name, seed=1, steps=4)
+    numeric._judge_steps(op, problem, check, {0: {}, 2: {}, 3: {}}, "cpu", localise.Places())
+    assert said == [1, 3, 4]
+
+
+def test_how_long_the_judge_of_a_trial_took_is_a_time_of_this_trial() -> None:
+    started = time.monotonic()
+    made = trial()
+    run(made)
+    assert 0 <= made.evidence["seconds"]["judge"] <= time.monotonic() - started + 0.1
+
+
+@pytest.mark.parametrize(("values", "middle"), [([10.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 10.0, 2.0], 3.0), ([7.0], 7.0)])
+def test_the_middle_of_a_few_values(values: list[float], middle: float) -> None:
+    assert float(distance._middle(torch.tensor(values))) == middle
+
+
+def test_only_the_bit_of_an_accelerated_architecture_says_that_it_is_one(sample: cubins.Cubin) -> None:
+    assert sample.accelerated
+    (flags,) = struct.unpack_from("<I", sample.data, 48)  # e_flags of a 64-bit ELF
+    new = Elf(sample.data).abi_version >= cubins.NEW_ABI
+    bit = 0x8 if new else 0x800
+    plain = bytearray(sample.data)
+    struct.pack_into("<I", plain, 48, flags & ~bit | 1)  # the lowest bit is none of it
+    assert not cubins.read(bytes(plain)).accelerated
+
+
+def test_only_the_bit_of_older_cubins_says_so_there(sample: cubins.Cubin) -> None:
+    old = bytearray(sample.data)
+    old[8] = cubins.NEW_ABI - 1  # e_ident[EI_ABIVERSION]
+    for flags, accelerated in ((75 | 0x800, True), (75, False)):  # 75 is odd
+        struct.pack_into("<I", old, 48, flags)
+        found = cubins.read(bytes(old))
+        assert (found.sm, found.accelerated) == (75, accelerated)
+
+
+def test_an_attribute_with_a_payload_of_its_own_is_read_past_it() -> None:
+    sized = struct.pack("<BBH", cubins.SIZED, 5, 4) + b"\1\2\3\4"
+    assert cubins._attributes(sized + struct.pack("<BBH", 1, 6, 7)) == [(5, b"\1\2\3\4"), (6, b"\7\0")]
+
+
+def test_only_parameters_count_as_parameters(sample: cubins.Cubin, monkeypatch: pytest.MonkeyPatch) -> None:
+    elf, read = Elf(sample.data), cubins._attributes
+    name = sample.kernels[0].name
+    common = cubins._by_symbol(elf)
+    _, sizes = cubins._kernel(elf, name, common)
+    strange = (0x7E, struct.pack("<IHHI", 0, 99, 0, 8 << 18))
+    monkeypatch.setattr(cubins, "_attributes", lambda data: [*read(data), strange])
+    assert cubins._kernel(elf, name, common)[1] == sizes == sample.parameters[name]
+
+
+def test_symbols_have_the_kind_that_the_file_gives_them() -> None:
+    elf = Elf(lzma.decompress(OBJECT.read_bytes()))
+    (table,) = (s for s in elf.sections if s.type == SHT_SYMTAB)
+    raw = elf.content(table)
+    kinds = [(raw[at + 4] // 16, raw[at + 4] % 16) for at in range(0, len(raw), 24)]
+    found = [(s.binding, s.type) for s in elf.symbols()]
+    assert found == kinds and {kind % 2 for _, kind in kinds} == {0, 1}
+
+
+def test_what_the_recorder_reads_may_be_read_by_another_user(
+    sample: cubins.Cubin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        level = choose()
+    except NoSandboxError as error:
+        pytest.skip(str(error))
+    seen: dict[str, int] = {}
+
+    def note(recorder: Recorder, folder: Path, description: str) -> list[dict[str, Any]]:
+        for path in (folder.parent, *folder.glob("kernel.*")):
+            seen[path.name if path.is_file() else "parent"] = stat.S_IMODE(path.stat().st_mode)
+        return []
+
+    monkeypatch.setattr(Recorder, "_run", note)
+    with pytest.raises(AuditError):  # nothing was launched
+        Recorder(level, tmp_path).record(lzma.decompress(OBJECT.read_bytes()), sample, ())
+    assert seen == {"parent": 0o755, "kernel.o": 0o644, "kernel.fatbin": 0o644}
