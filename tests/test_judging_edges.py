@@ -6,26 +6,35 @@ import stat
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from support.checkout import ROOT
-from support.trial import run, trial
+from support.trial import PLAIN, run, trial
 
-from kgen.contract import DTYPES
-from kgen.gates import judge, localise, numeric, perf, sanitizer, timing
+from kgen.contract import DTYPES, Role, TensorSpec
+from kgen.gates import judge, localise, numeric, perf, perf_judge, sanitizer, timing
 from kgen.gates.audit import cubin as cubins
 from kgen.gates.audit.elf import SHT_SYMTAB, Elf
 from kgen.gates.audit.object import AuditError
 from kgen.gates.audit.recorder import Recorder
 from kgen.gates.gpu.lease import JUDGING_SECONDS
 from kgen.gates.modeleval import distance
+from kgen.gates.modeleval.breach import AGREEMENT, LOGITS, Breach, Finding, ordered
+from kgen.gates.modeleval.exercise import Way
+from kgen.gates.modeleval.plan import DRAWN, SMALL
+from kgen.gates.modeleval.sides import CANDIDATE, FLOAT64, MUTANT, OFF, STOCK, Part
+from kgen.gates.modeleval.trial import _rank
+from kgen.gates.runner.contestants import set_seed, set_values
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.numeric import Check
 from kgen.gates.sandbox import NoSandboxError, choose
 from kgen.ops import REGISTRY
+from kgen.ops.moe_shared import MoeShared
+from kgen.records import Problem
 
 OBJECT = sorted((ROOT / "generated_kernels" / "objects").glob("*.o.xz"))[0]
 MOE = REGISTRY.get("moe_shared")
@@ -181,3 +190,92 @@ def test_what_the_recorder_reads_may_be_read_by_another_user(
     with pytest.raises(AuditError):  # nothing was launched
         Recorder(level, tmp_path).record(lzma.decompress(OBJECT.read_bytes()), sample, ())
     assert seen == {"parent": 0o755, "kernel.o": 0o644, "kernel.fatbin": 0o644}
+
+
+def test_calls_with_equal_scalars_are_one_pass_and_with_others_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = REGISTRY.get("mla_q")
+    problem = op.problem("nano", 1, "sm_90a")
+    values = op.inputs(problem, op.families[0].name, 1, "cpu")
+    passes, whole = [], judge.expected
+
+    def note(*given: Any) -> judge.Expected:
+        passes.append(given[1].tokens)
+        return whole(*given)
+
+    monkeypatch.setattr(judge, "expected", note)
+    judge.expected_many(op, problem, [values] * 3)
+    assert passes == [3]
+    judge.expected_many(op, problem, [values, values, {**values, "eps": 0.5}])
+    assert passes == [3, 1, 1, 1]
+
+
+X = TensorSpec("x", "f32", ("tokens", "hidden"), Role.IN, "x")
+Y = TensorSpec("y", "f32", ("tokens", "hidden"), Role.OUT, "y")
+
+
+class Doubles(MoeShared):
+    """An op whose output is listed before its input."""
+
+    tensors: ClassVar = (Y, X)
+
+    def reference(self, problem: Problem, values: Any, rounded: bool) -> dict[str, torch.Tensor]:
+        return {"y": values["x"].double() * 2}
+
+    def stock(self, problem: Problem, compile: Any = None) -> Any:
+        return lambda values: {"y": values["x"] * 2}
+
+
+def test_an_output_that_is_listed_first_does_not_count_as_given() -> None:
+    op = Doubles()
+    many = [{"x": torch.full((2, 3), float(n))} for n in range(3)]
+    got = judge.expected_many(op, op.problem("nano", 2, "sm_90a"), many)
+    assert [float(answer.true["y"][0, 0]) for answer in got] == [0.0, 2.0, 4.0]
+    assert [tuple(answer.stock["y"].shape) for answer in got] == [(2, 3)] * 3
+
+
+@pytest.mark.parametrize("role", [Role.IN, Role.STATE])
+def test_rows_of_requests_are_not_joined(role: Role) -> None:
+    class Made(Doubles):
+        tensors: ClassVar = (X, Y, TensorSpec("r", "f32", ("requests", "hidden"), role, "r"))
+
+    assert not judge.joins(Made(), Made().problem("nano", 2, "sm_90a"))
+    assert judge.joins(Doubles(), Doubles().problem("nano", 2, "sm_90a"))
+
+
+def test_tensors_are_moved_by_name() -> None:
+    given = {"a": torch.ones(2), "b": torch.zeros(1)}
+    moved = judge.to_device(given, "cpu")
+    assert moved.keys() == given.keys() and all(torch.equal(moved[n], given[n]) for n in given)
+
+
+def test_rows_of_a_chain_name_the_seed_of_the_set_that_the_call_had() -> None:
+    spec = stock_spec(MOE.problem("nano", 1, "sm_90a"))
+    job = next(j for j in perf.make_jobs(MOE, [spec], (), {perf.CHAINED: 2}) if j.tokens == 1 and not j.scenario)
+    sets = [set_values(MOE, spec.problem, "", job.seed, number, 1, "cpu") for number in range(2)]
+    outputs = {"y": torch.zeros(2, 4, 1, MOE.dims["nano"]["hidden"], dtype=torch.bfloat16)}
+    rows = perf_judge._judge_chained(MOE, job, sets, outputs, "cpu")
+    assert [row.seed for row in rows if row.output] == [set_seed(job.seed, n) for n in (0,) * 4 + (1,) * 4]
+
+
+def test_processes_start_by_how_long_they_take() -> None:
+    kinds = (STOCK, CANDIDATE, FLOAT64, OFF, MUTANT)
+    ranks = {(kind, model): _rank(Part(kind, model, ())) for kind in kinds for model in (SMALL, "slice-tp8")}
+    assert [ranks[kind, SMALL] for kind in kinds] == [0, 0, 3, 3, 3]
+    assert [ranks[kind, "slice-tp8"] for kind in kinds] == [2, 2, 1, 3, 3]
+
+
+def test_a_part_without_exercises_is_none() -> None:
+    parts = trial({DRAWN: (PLAIN,), SMALL: (replace(PLAIN, way=Way(SMALL)),)}).parts()
+    assert all(part.exercises for part in parts) and OFF not in {part.kind for part in parts}
+
+
+def test_of_several_breaches_the_gravest_names_the_verdict_and_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    grave, light = Breach(LOGITS, "far"), Breach(AGREEMENT, "fewer tokens")
+    assert ordered([light, grave]) == [grave, light]
+    made = trial()
+    monkeypatch.setattr(made, "_numbers", lambda part, left: Finding((light, grave), {}))
+    monkeypatch.setattr(made, "_rows", lambda part, left: Finding((grave, light), {}))
+    verdict = run(made)
+    assert verdict.code == LOGITS
+    for seen in made.evidence["mutants"].values():
+        assert (seen["code"], seen["first"], seen["breaches"]) == (LOGITS, "far", 2)

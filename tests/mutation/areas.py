@@ -26,6 +26,7 @@ AREAS: dict[str, tuple[str, ...]] = {
             "census",
             "breach",
             "trial",
+            "share",
             "rules_rows",
             "rules_tokens",
             "paired",
