@@ -258,7 +258,7 @@ def test_the_cost_is_tokens_times_price_over_all_answers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "budget", [Budget(tokens=30_000), Budget(attempts=2), Budget(cost_usd=0.2)], ids=["tokens", "attempts", "cost"]
+    "budget", [Budget(tokens=30_000), Budget(attempts=2), Budget(cost_usd=0.3)], ids=["tokens", "attempts", "cost"]
 )
 def test_the_budget_ends_the_asking_and_what_was_found_is_kept(budget: Budget, tmp_path: Path) -> None:
     codes = iter(range(100))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kgen.records import BuildRecord, Candidate, GateResult, Origin, RecordError, Verdict, from_json
-from kgen.store.documents import KEPT, json_bytes, parse_json, read_bytes, read_record
+from kgen.store.documents import json_bytes, parse_json, read_bytes, read_record
 from kgen.store.durable import DURABLE, Durable
 from kgen.store.errors import IntegrityError
 
@@ -94,14 +94,10 @@ class CandidateFolder:
 
 def parse_builds(data: bytes, where: Path) -> tuple[BuildRecord, ...]:
     """A stored list of build records. Raises IntegrityError."""
-
-    def make(text: bytes) -> tuple[BuildRecord, ...]:
-        value = parse_json(text, where)
-        if not isinstance(value, list):
-            raise IntegrityError(f"{where}: expected a list of build records")
-        try:
-            return tuple(from_json(BuildRecord, item, f"BuildRecord[{i}]") for i, item in enumerate(value))
-        except RecordError as error:
-            raise IntegrityError(f"{where}: {error}") from None
-
-    return KEPT.made(BUILDS, data, make)
+    value = parse_json(data, where)
+    if not isinstance(value, list):
+        raise IntegrityError(f"{where}: expected a list of build records")
+    try:
+        return tuple(from_json(BuildRecord, item, f"BuildRecord[{i}]") for i, item in enumerate(value))
+    except RecordError as error:
+        raise IntegrityError(f"{where}: {error}") from None
