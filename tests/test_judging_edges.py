@@ -128,23 +128,25 @@ def test_the_middle_of_a_few_values(values: list[float], middle: float) -> None:
     assert float(distance._middle(torch.tensor(values))) == middle
 
 
-def test_only_the_bit_of_an_accelerated_architecture_says_that_it_is_one(sample: cubins.Cubin) -> None:
-    assert sample.accelerated
-    (flags,) = struct.unpack_from("<I", sample.data, 48)  # e_flags of a 64-bit ELF
-    new = Elf(sample.data).abi_version >= cubins.NEW_ABI
-    bit = 0x8 if new else 0x800
-    plain = bytearray(sample.data)
-    struct.pack_into("<I", plain, 48, flags & ~bit | 1)  # the lowest bit is none of it
-    assert not cubins.read(bytes(plain)).accelerated
-
-
-def test_only_the_bit_of_older_cubins_says_so_there(sample: cubins.Cubin) -> None:
-    old = bytearray(sample.data)
-    old[8] = cubins.NEW_ABI - 1  # e_ident[EI_ABIVERSION]
-    for flags, accelerated in ((75 | 0x800, True), (75, False)):  # 75 is odd
-        struct.pack_into("<I", old, 48, flags)
-        found = cubins.read(bytes(old))
-        assert (found.sm, found.accelerated) == (75, accelerated)
+@pytest.mark.parametrize(
+    ("new", "flags", "sm", "accelerated"),
+    [
+        (True, 90 << 8 | 0x8, 90, True),
+        (True, 90 << 8 | 0x1, 90, False),
+        (True, 90 << 8 | 0x800, 98, False),  # a bit of the number there
+        (False, 75 | 0x800, 75, True),
+        (False, 75, 75, False),  # an odd number
+        (False, 72 | 0x8, 72, False),
+    ],
+)
+def test_only_one_bit_says_that_an_architecture_is_an_accelerated_one(
+    sample: cubins.Cubin, new: bool, flags: int, sm: int, accelerated: bool
+) -> None:
+    data = bytearray(sample.data)
+    data[8] = cubins.NEW_ABI - (not new)  # e_ident[EI_ABIVERSION] of a 64-bit ELF
+    struct.pack_into("<I", data, 48, flags)  # e_flags
+    found = cubins.read(bytes(data))
+    assert (found.sm, found.accelerated) == (sm, accelerated)
 
 
 def test_an_attribute_with_a_payload_of_its_own_is_read_past_it() -> None:

@@ -103,6 +103,7 @@ TESTS = (
     "test_modeleval_gate_attest.py",
     "test_modeleval_gate_rules.py",
     "test_modeleval_paired.py",
+    "test_modeleval_share.py",
     "test_modeleval_statistics.py",
     "test_modeleval_trial.py",
     "test_numeric_judge.py",
