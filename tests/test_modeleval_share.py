@@ -46,6 +46,11 @@ def test_anything_else_is_no_pass_of_any_op(status: Status, code: str) -> None:
     assert share.of(given, "a") is given
 
 
+def test_only_that_verdict_is_shared() -> None:
+    given = result(Status.FAIL, "fullmodel.logits", insensitive={}, otherwise="9 exercises")
+    assert share.of(given, "a") is given
+
+
 def test_the_gate_says_for_which_ops_its_mutants_were_let_through_and_that_all_else_held() -> None:
     """With a mutant that is no mutant: stock in the place of one."""
     got = judge("reordered", mutants=[stand("", 4, "tile_scale"), stand("drop_last_k", 4, "drop_last_k")], sizes=only())
