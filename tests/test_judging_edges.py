@@ -2,6 +2,7 @@
 
 import contextlib
 import lzma
+import os
 import stat
 import struct
 import time
@@ -188,8 +189,12 @@ def test_what_the_recorder_reads_may_be_read_by_another_user(
         return []
 
     monkeypatch.setattr(Recorder, "_run", note)
-    with pytest.raises(AuditError):  # nothing was launched
-        Recorder(level, tmp_path).record(lzma.decompress(OBJECT.read_bytes()), sample, ())
+    recorder, before = Recorder(level, tmp_path), os.umask(0o077)  # of a user who keeps his files to himself
+    try:
+        with pytest.raises(AuditError):  # nothing was launched
+            recorder.record(lzma.decompress(OBJECT.read_bytes()), sample, ())
+    finally:
+        os.umask(before)
     assert seen == {"parent": 0o755, "kernel.o": 0o644, "kernel.fatbin": 0o644}
 
 
