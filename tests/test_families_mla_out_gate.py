@@ -39,8 +39,8 @@ def test_two_tokens_are_right_in_the_interpreter(tmp_path: Path) -> None:
     assert result.passed and result.code == "numeric.ptx_pass", result.message
 
 
-def test_the_known_point_spreads_every_head_over_8_ctas(tmp_path: Path) -> None:
-    few, other = ready(OP, KNOWN[0], tmp_path, 1, ("k3-tp8", "k3-tp16"))
+def test_a_known_point_spreads_every_head_over_8_ctas(tmp_path: Path) -> None:
+    few, other = ready(OP, KNOWN[1], tmp_path, 1, ("k3-tp8", "k3-tp16"))
     (launch,) = few.record.launches
     assert (launch.grid, launch.cluster) == ((4, 24, 1), (4, 1, 1)), "12 heads: 96 CTAs, the latent over clusters of 4"
     assert other.record.launches[0].grid == (4, 12, 1)

@@ -32,8 +32,11 @@ def test_a_part_without_exercises_is_not_started() -> None:
 def test_each_ops_mutants_are_its_own() -> None:
     others = tuple(stand(d, 4, d, op="attn_res", kernels=[f"{d}_kernel"]) for d in DEFECTS)
     made = trial(ops=("moe_shared", "attn_res"), builds=(*BUILDS, OTHER), mutants=(*MUTANTS, *others))
-    found = {p.label: [b.record.problem.op for b in p.builds] for p in made.parts() if p.kind == MUTANT}
-    assert found == {f"{op} {d}": [op] for op in ("moe_shared", "attn_res") for d in DEFECTS}
+    parts = [p for p in made.parts() if p.kind == MUTANT]
+    broken = {p.label: [b.record.problem.op for b in p.builds if b.record.defect] for p in parts}
+    assert broken == {f"{op} {d}": [op] for op in ("moe_shared", "attn_res") for d in DEFECTS}
+    for part in parts:  # beside it sit the sound builds of the other ops alone
+        assert part.label.split()[0] not in {b.record.problem.op for b in part.builds if not b.record.defect}
 
 
 def test_a_mutant_runs_in_the_last_mode_of_an_exercise_also_where_that_is_the_only_one() -> None:
