@@ -48,7 +48,9 @@ def grown(folder: Path, cache: Path) -> tuple[Run, Ended]:
 def unpack(cache: Path) -> Path:
     """The kept builds, in a new cache folder."""
     with tarfile.open(BUILDS) as kept:
-        kept.extractall(cache, filter="data")
+        if hasattr(tarfile, "data_filter"):  # 3.11 has it from its fourth release on
+            kept.extraction_filter = tarfile.data_filter
+        kept.extractall(cache)  # written by this repository
     return cache
 
 
