@@ -75,6 +75,7 @@ class Host:
             raise Unsound("the contracts inside this kit are not those it was made for: get the kit again")
         self.candidates = [from_json(CarriedCandidate, c) for c in info["candidates"]]
         self.out, self.raw_path = Path(args.out), Path(args.raw)
+        self.linked = root / "cache" / "linked"
 
     def units(self) -> list[Unit]:
         """The pieces asked for."""
@@ -152,8 +153,8 @@ class Host:
 
     def _run(self, unit: Unit) -> Done:
         whose = f"{unit.name} of {unit.candidate[:12]}"
-        cache, deadline = self.root / "cache" / "linked", self.args.deadline
-        return piece(unit.gate, whose, deadline, say, lambda: self.run[unit.gate](self.op, unit, cache, deadline))
+        deadline = self.args.deadline
+        return piece(unit.gate, whose, deadline, say, lambda: self.run[unit.gate](self.op, unit, self.linked, deadline))
 
     def resumed(self) -> EvidenceSet:
         """The parts that the evidence file holds already. Raises Unsound for another kit's, or an altered one."""
@@ -213,7 +214,7 @@ class Host:
         if not found:
             raise NothingToRun(f"nothing to rank: no kernel of {self.op.name} fits --points {self.args.points!r}")
         specs = [spec(artefact) for _, artefact in found]
-        rows = rank(specs, cache=self.root / "cache" / "linked", deadline=self.args.deadline)
+        rows = rank(specs, cache=self.linked, deadline=self.args.deadline)
         table = sorted(zip(found, rows, strict=True), key=lambda line: (line[1].spec.problem.key, line[1].us))
         for (candidate, _), row in table:
             text = (
@@ -234,10 +235,8 @@ class Host:
         found: list[Counters] = []
         for candidate in self.candidates:
             pieces = [carried_in(self.root / "objects", b) for b in candidate.builds]
-            for chosen_build in counters.chosen(self.op, pieces, self.arch):
-                found.append(
-                    counters.take(chosen_build, cache=self.root / "cache" / "linked", seconds=self.args.deadline)
-                )
+            for build in counters.chosen(self.op, pieces, self.arch):
+                found.append(counters.take(build, cache=self.linked, seconds=self.args.deadline))
                 each = found[-1]
                 said = f"skip: {each.skipped}" if each.skipped else f"{len(each.kernels)} kernels"
                 say(f"{each.problem:40} {candidate.id[:12]} counters: {said}")
@@ -254,12 +253,12 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
     try:
         arch, worst, idle = device_arch(), PASSED, []
         hosts = [Host(Path(root), *each, arch, talking(lambda line: say(f"  {line}"))) for each in chosen(info, args)]
-        if args.together and not (args.plan or args.rank or args.counters):
+        asked = next((name for name in ("plan", "rank", "counters") if getattr(args, name)), "gates")
+        if args.together and asked == "gates":
             together(hosts, args.deadline)
         for host in hosts:
             try:
-                asked = host.plan if args.plan else host.rank if args.rank else host.counters if args.counters else None
-                worst = worse(worst, (asked or host.gates)())
+                worst = worse(worst, getattr(host, asked)())
             except NothingToRun as nothing:
                 idle.append(nothing)
         if len(idle) == len(hosts):
@@ -287,7 +286,7 @@ def together(hosts: Sequence[Host], deadline: float, run: Ensemble = ensemble) -
         if seat is not None and seat.op.name not in {s.op.name for s in seats}:
             seats.append(seat)
     if len(seats) > 1:
-        judge(seats, partial(run, say=lambda line: say(f"  {line}")), hosts[0].root / "cache" / "linked", deadline, say)
+        judge(seats, partial(run, say=lambda line: say(f"  {line}")), hosts[0].linked, deadline, say)
 
 
 def worse(one: int, other: int) -> int:

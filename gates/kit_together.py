@@ -32,8 +32,8 @@ def apart(op: Op) -> bool:
     return op.name == ROUTER
 
 
-def judge(seats: Sequence[Seat], run: Ensemble, cache: Path, deadline: float, say: Say) -> list[str]:
-    """Evaluate one candidate of each op together, and keep a pass for every op that has one. Returns those ops."""
+def judge(seats: Sequence[Seat], run: Ensemble, cache: Path, deadline: float, say: Say) -> None:
+    """Evaluate one candidate of each op together, and keep a pass for every op that has one."""
     names = {seat.op.name: seat.unit.candidate for seat in seats}
     where = f"full-model-eval of {', '.join(f'{op} {c[:12]}' for op, c in names.items())} together"
     say(f"{where} ...")
@@ -42,13 +42,12 @@ def judge(seats: Sequence[Seat], run: Ensemble, cache: Path, deadline: float, sa
     done = piece(MODEL, "full-model-eval together", deadline, say, lambda: run(ops, units, cache, deadline))
     result = done.result
     say(f"{where}: {result.status}  {result.code}  {result.message[:1000]}  ({result.seconds:.0f} s)")
-    passed = []
+    alone = []
     for seat in seats:
         own = share.of(result, seat.op.name)
         if own.passed:
-            passed.append(seat.op.name)
             seat.keep(replace(done, result=own), started, {op: c for op, c in names.items() if op != seat.op.name})
-    if len(passed) < len(seats):
-        alone = ", ".join(op for op in names if op not in passed)
-        say(f"that is no verdict on {alone}: judged alone")
-    return passed
+        else:
+            alone.append(seat.op.name)
+    if alone:
+        say(f"that is no verdict on {', '.join(alone)}: judged alone")
