@@ -74,6 +74,18 @@ def test_notes_tell_what_a_caller_must_know(op: Op) -> None:
         assert ("only with" in said) == (t.only is not None)
 
 
+@every_op
+def test_what_is_said_of_hard_rules_makes_sense_away_from_the_source_file(op: Op) -> None:
+    said = op_facts.hard_rules(op)
+    assert "file" not in said and "docstring" not in said and "module" not in said
+
+
+def test_rules_that_stand_with_the_formulas_are_pointed_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(["ops", "show", "lm_head_argmax"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Hard rules, for each token row" in shown and "hard rules: those stated with the formulas above" in shown
+
+
 class Strict(RelL2):
     """Twice as strict. And more."""
 

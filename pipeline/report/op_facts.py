@@ -18,6 +18,8 @@ from kgen.gates.rates import MEASURED, READ_SHARE, Rates
 COST_TOKENS = (1, 8, 64)
 RANKS = "ranks"  # the dim symbol of an op whose real inputs come from that many GPUs
 ARCH = "sm_90a"  # costs do not depend on it, problems name one
+THERE = "this file's head"  # in a docstring of hard rules: they are those of the module's text, which is shown above
+WITH_FORMULAS = "those stated with the formulas above, each of them for every call."
 B300_NOMINAL = 8e12
 
 GPUS: Mapping[str, Rates] = {
@@ -101,7 +103,8 @@ def judged(op: Op) -> dict[str, str]:
 def hard_rules(op: Op) -> str:
     """The docstring of the op's own `hard_rules`, "" where it has none of its own."""
     method = type(op).hard_rules
-    return "" if method is Op.hard_rules else " ".join((method.__doc__ or "").split())
+    said = "" if method is Op.hard_rules else " ".join((method.__doc__ or "").split())
+    return WITH_FORMULAS if THERE in said else said
 
 
 def only_words(spec: TensorSpec) -> str:
