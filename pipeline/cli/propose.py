@@ -287,7 +287,7 @@ def drive(
 def conclude(run: "Run", op: "Op", where: str = "") -> "Document":
     """Write the report; show the summary table, its path and the next command, with `where` as `places` gives it."""
     from kgen.report import markdown, read
-    from kgen.report.background import label
+    from kgen.report.facts import label
     from kgen.store import StoreError
 
     document = read(run, op)

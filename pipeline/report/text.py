@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from kgen.report.plain import Cell, Code, Figure, Table, cut
+
 CELL = 220  # characters of a message in a table
 LOG = 3000  # characters of a log
 CODE = 120
@@ -13,9 +15,7 @@ NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 def cell(text: object, limit: int = CELL) -> str:
     """One line without live markup: no pipes, HTML, links, mentions or code fences of its own."""
-    line = " ".join(str(text).split())
-    line = line if len(line) <= limit else line[: limit - 1] + "…"
-    return LIVE.sub(lambda m: NAMED.get(m[0], f"&#{ord(m[0])};"), line)
+    return LIVE.sub(lambda m: NAMED.get(m[0], f"&#{ord(m[0])};"), cut(text, limit))
 
 
 def code(text: object) -> str:
@@ -31,6 +31,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[in
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def grid(made: Table) -> str:
+    """A table whose cells are plain text."""
+    return table(made.head, [[_inline(c, made.limit) for c in row] for row in made.rows], made.right)
+
+
+def _inline(content: Cell, limit: int) -> str:
+    if isinstance(content, tuple):
+        return " ".join(_inline(part, limit) for part in content)
+    if isinstance(content, Figure):
+        return content
+    return code(content) if isinstance(content, Code) else cell(content, limit)
+
+
 def fenced(text: str, limit: int = LOG) -> str:
     """Foreign text in a fence longer than any that it holds; the middle is cut out beyond `limit` characters."""
     clean = "".join(c for c in text if c in "\n\t" or c.isprintable())
@@ -44,15 +57,3 @@ def fenced(text: str, limit: int = LOG) -> str:
 
 def details(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
-
-
-def us(value: float) -> str:
-    return f"{value:.2f}" if value == value and abs(value) != float("inf") else "–"
-
-
-def sci(value: object) -> str:
-    return f"{value:.2e}" if isinstance(value, int | float) else "–"
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
