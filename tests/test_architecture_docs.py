@@ -39,6 +39,7 @@ COMMANDS = (
         "verify",
         "status",
         "report",
+        "export",
         "kit",
         "ingest",
         "lessons",

@@ -36,11 +36,12 @@ ALLOWED = {
     "proposers": GATES | {"diagnosis", "config", "prompts"},
     "promotion": GATES,
     "pool": GATES,
+    "export": GATES,
     "loop": ABOVE,
     "report": ABOVE | {"loop"},
     "agents": ABOVE | {"loop", "report"},
     "bench": ABOVE | {"loop"},
-    "cli": ABOVE | {"loop", "report", "agents", "bench"},
+    "cli": ABOVE | {"loop", "report", "agents", "bench", "export"},
 }
 HEAVY = ("torch", "cutlass", "openai", "langgraph")
 MODEL_LAYERS = ("ops", "model")  # only these may name the model
