@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.loops import BROKEN, COMMAND, OP, SMALL, called, environment, kgen, only_json, recording, source, the_run
+from support.loops import (
+    BROKEN,
+    COMMAND,
+    OP,
+    SMALL,
+    called,
+    cold,
+    environment,
+    kgen,
+    only_json,
+    recording,
+    source,
+    the_run,
+)
 from support.proven import Proven, proven
 
 from kgen.gates.contract import GATE_CONTRACT
@@ -155,7 +168,7 @@ def test_a_report_goes_to_stdout_or_to_a_file(home: Path, made: Proven, capsys: 
 def test_propose_shows_progress_on_stderr_and_the_summary_on_stdout(tmp_path: Path) -> None:
     recorded = recording(tmp_path / "recorded", [source("a"), BROKEN])
     arguments = ("propose", "--op", OP.name, "--proposer", "replay", "--replay", str(recorded), *SMALL)
-    done = kgen(tmp_path, *arguments)
+    done = cold(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     run = the_run(tmp_path)
     assert "quick tier" in done.stderr and "full matrix" in done.stderr and "compile.syntax" in done.stderr

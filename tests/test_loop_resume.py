@@ -11,6 +11,7 @@ from support.loops import (
     FORBIDDEN,
     SECONDS,
     SMALL,
+    cold,
     kgen,
     killed_when,
     only_json,
@@ -124,7 +125,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert kgen(tmp_path, *propose(tmp_path, "finished")).returncode == 0
     run = the_run(tmp_path)
     info, before = run.info, stamps(run)
-    again = kgen(tmp_path, "resume", run.id)
+    again = cold(tmp_path, "resume", run.id)
     assert again.returncode == 0, again.stderr
     assert run.info == info and stamps(run) == before
 

@@ -2,6 +2,7 @@
 
 recording(folder, sources)       a run folder that `--proposer replay` reads
 kgen("propose", ...)             the finished process;  started("propose", ...) one that is still running
+cold("propose", ...)             the finished process, started as a user's is; the others are forked (support/forked.py)
 called(["propose", ...])         the same without a new process: returns the exit code
 """
 
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from support.forked import Forked
 
 from kgen.cli import boundary
 from kgen.cli.app import build
@@ -80,23 +83,23 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 COMMAND = (sys.executable, "-I", "-c", "from kgen.cli import main; main()")
 
 
-def started(home: Path, *arguments: str, **more: str) -> "subprocess.Popen[str]":
+def started(home: Path, *arguments: str, **more: str) -> Forked:
     """The CLI in its own process; `more` are variables of its environment."""
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        env=environment(home, **more),
-        cwd=home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return Forked(arguments, environment(home, **more), home)
 
 
 def kgen(home: Path, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
     process = started(home, *arguments, **more)
     out, err = process.communicate(timeout=SECONDS)
-    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+    return subprocess.CompletedProcess(arguments, process.wait(), out, err)
+
+
+def cold(home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A new interpreter, which has to import all that the command needs."""
+    command = [*COMMAND, *arguments]
+    return subprocess.run(
+        command, env=environment(home), cwd=home, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
 
 
 def called(arguments: Sequence[str]) -> int:
@@ -108,7 +111,7 @@ def the_run(home: Path) -> Run:
     return run
 
 
-def killed_when(home: Path, ready: Callable[[Run], bool], how: int, *arguments: str) -> "subprocess.Popen[str]":
+def killed_when(home: Path, ready: Callable[[Run], bool], how: int, *arguments: str) -> Forked:
     """Start a command, wait until its run folder says that it is ready, and send it a signal."""
     process = started(home, *arguments)
     end = time.monotonic() + SECONDS
