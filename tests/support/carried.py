@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import kgen.gates
-from kgen.gates.kit import EPOCH, FILTERS, TORCH
+from kgen.gates.kit import BIG, EPOCH, FILTERS, TORCH
 from kgen.gates.kit_wheels import Piece
 from kgen.records import sha256_bytes
 
@@ -27,7 +27,9 @@ SMALL = 1024  # smaller files are not worth compressing by themselves
 
 
 def packed(piece: Piece) -> bytes:
-    """xz, with the filter for machine code."""
+    """xz, with the filter for machine code; its large dictionary takes longer to make than a small file to compress."""
+    if len(piece.data) < BIG:
+        return lzma.compress(piece.data, preset=1)
     return lzma.compress(piece.data, format=lzma.FORMAT_XZ, filters=FILTERS)
 
 
