@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -129,13 +129,22 @@ class BuildGate(ABC):
         return self._cache.key(candidate, problem, defect)
 
     def one(self, candidate: Candidate, problem: Problem, defect: str = "") -> Outcome:
-        """One problem of a source that has been screened, in this thread. Never raises for what a candidate did."""
+        """One problem of a source that has been screened, in this thread, as the cache keeps it: before what `run`
+        judges at each use. Never raises for what a candidate did."""
         return self._one(candidate, problem, defect)
+
+    def _judged(self, candidate: Candidate, problem: Problem, defect: str) -> Outcome:
+        """A build, unless it may hang: judged at each use, from nothing but the build, whatever the cache holds."""
+        outcome = self._one(candidate, problem, defect)
+        if outcome.artefact is None:
+            return outcome
+        said = spins.breach(outcome.artefact.record, outcome.artefact.ptx)
+        return replace(outcome, status=Status.FAIL, code=spins.CODE, message=said, artefact=None) if said else outcome
 
     def _begin(self, candidate: Candidate, problem: Problem, defect: str) -> "Future[Outcome]":
         """One problem's build; a cancelled one when the gate was closed meanwhile."""
         try:
-            return self._executor.submit(self._one, candidate, problem, defect)
+            return self._executor.submit(self._judged, candidate, problem, defect)
         except RuntimeError:  # the executor takes no more work
             gone: Future[Outcome] = Future()
             gone.cancel()

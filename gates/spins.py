@@ -1,24 +1,34 @@
 """Kernels that wait in a loop for another block: they read one place of global memory until its value lets them go on.
 
-    waiting(text)    their names in PTX: a loop that ends by what a strong load (acquire, relaxed, volatile) reads from
-                     an address that the loop does not change
+    waiting(text)          their names in PTX: a loop that ends by what a strong load (acquire, relaxed, volatile) or an
+                           atomic that changes nothing reads from an address that the loop does not change
+    breach(record, ptx)    "", or the launch that may hang: its blocks wait for one another, it is not cooperative, and
+                           they are not sure to run at once
 
-It hangs a GPU where the blocks that are waited for cannot run beside those that wait, so a reader should see it. The
-PTX comes from the untrusted build: a hint, no proof, and no verdict depends on it. Not covered: waits by atomics (the
-holder of a lock runs already), on addresses that the loop computes, in shared memory.
+Where the blocks that are waited for find no place beside those that wait, the GPU hangs; a cooperative launch of too
+many is an error instead. PTX comes from the untrusted build: this keeps honest mistakes out, no malice. Not covered:
+locks (their holder runs already), waits on addresses that the loop computes, waits in shared memory (the blocks of a
+cluster run at once), GPUs with fewer SMs than `occupancy` counts, other kernels on the GPU.
 """
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kgen.gates import occupancy
 from kgen.gates.audit.phases import ENTRY, LABEL
+from kgen.records import BuildRecord, Launch
+
+CODE = "audit.wait"
 
 LINE = re.compile(r"^\s*\{?\s*(?:@!?(%\w+)\s+)?([a-z][\w.:]*)\s*([^;]*);")
 REGISTER = re.compile(r"%\w+")
-STRONG = re.compile(r"^ld\.(?:acquire|relaxed|volatile)(?!\S*\.shared)\S*$")
-ANY = re.compile(r"\bld\.(?:acquire|relaxed|volatile)")  # most kernels have none
+STRONG = re.compile(r"^ld\.(?:acquire|relaxed|volatile|mmio)(?!\S*\.shared)\S*$")
+ATOMIC = re.compile(r"^atom(?!\S*\.shared)\S*\.(add|or|xor|cas)\b")
+ANY = re.compile(r"\b(?:ld\.(?:acquire|relaxed|volatile|mmio)|atom)\b")  # most kernels have none
+ZERO = re.compile(r"^(%\w+),\s*0$")
 LONGEST = 200  # instructions of a loop that still is a wait
 
 Instruction = tuple[str, str, str]  # predicate or "", opcode, operands
@@ -40,6 +50,28 @@ def waiting_file(path: Path) -> tuple[str, ...]:
         return ()
 
 
+def breach(record: BuildRecord, ptx: Path) -> str:
+    """Of the record's launches the first that may hang, in one line with what to do; "" where none does."""
+    names = waiting_file(ptx)
+    for launch in record.launches if names else ():
+        blocks, fits = math.prod(launch.grid), _sure(record, launch)
+        if launch.kernel in names and not launch.attributes.get("cooperative") and blocks > fits:
+            clusters = f" in clusters of {math.prod(launch.cluster)}" if math.prod(launch.cluster) > 1 else ""
+            return (
+                f"kernel {launch.kernel[:60]}: its blocks wait in a loop for one another, and of the {blocks}{clusters}"
+                f" only {fits} are sure to run at once, so that it may never end: launch it with cooperative=True"
+            )
+    return ""
+
+
+def _sure(record: BuildRecord, launch: Launch) -> int:
+    """Blocks of the launch that are sure to run at once; the audit has matched launches and kernels."""
+    kernel = next(k for k in record.kernels if k.name == launch.kernel)
+    smem, carveout = kernel.static_smem + launch.dynamic_smem, launch.attributes.get("smem_carveout", 0)
+    threads, cluster = math.prod(launch.block), math.prod(launch.cluster)
+    return occupancy.sure(record.problem.arch, threads, kernel.registers, smem, cluster, carveout)
+
+
 def _kernels(text: str) -> Iterator[tuple[str, list[Instruction], dict[str, int]]]:
     name, body, labels = "", list[Instruction](), dict[str, int]()
     for line in text.splitlines():
@@ -56,29 +88,55 @@ def _kernels(text: str) -> Iterator[tuple[str, list[Instruction], dict[str, int]
 
 
 def _waits(body: Sequence[Instruction], labels: dict[str, int]) -> bool:
+    zeros = _zeros(body)
     for at, (_, opcode, operands) in enumerate(body):
         start = _target(operands, labels) if opcode.startswith("bra") else None
-        if start is not None and start <= at < start + LONGEST and _until_read(body, start, at, labels):
+        if start is not None and start <= at < start + LONGEST and _until_read(body, start, at, labels, zeros):
             return True
     return False
 
 
-def _until_read(body: Sequence[Instruction], start: int, end: int, labels: dict[str, int]) -> bool:
-    """Whether a branch that stays in or leaves the loop [start, end] hangs on such a load in it."""
+def _until_read(
+    body: Sequence[Instruction], start: int, end: int, labels: dict[str, int], zeros: frozenset[str]
+) -> bool:
+    """Whether a branch that stays in or leaves the loop [start, end] hangs on such a read in it, of this turn or the
+    one before."""
     loop = body[start : end + 1]
     changed = {r for _, opcode, operands in loop if not opcode.startswith(("st", "bra")) for r in _written(operands)}
     known: set[str] = set()
-    for predicate, opcode, operands in loop:
-        written, read = _written(operands), _read(operands)
-        if STRONG.match(opcode):
-            known |= written if not read & changed else set()
+    for predicate, opcode, operands in (*loop, *loop):
+        written = _written(operands)
+        if _only_reads(opcode, operands, zeros):
+            known |= (
+                written if not set(REGISTER.findall(operands.partition("[")[2].partition("]")[0])) & changed else set()
+            )
         elif opcode.startswith("bra"):
             target = _target(operands, labels)
             if predicate in known and target is not None and (target == start or not start <= target <= end):
                 return True
-        elif (read | {predicate}) & known and not opcode.startswith("st"):
+        elif (_read(operands) | {predicate}) & known and not opcode.startswith("st"):
             known |= written
     return False
+
+
+def _only_reads(opcode: str, operands: str, zeros: frozenset[str]) -> bool:
+    """A strong load, or an atomic that leaves what it reads: of nothing added, or the same value put back."""
+    if match := ATOMIC.match(opcode):
+        given = [word.strip() for word in operands.split(",")[2:4]]
+        return len(set(given)) == 1 < len(given) if match[1] == "cas" else bool(zeros.intersection(given))
+    return bool(STRONG.match(opcode))
+
+
+def _zeros(body: Sequence[Instruction]) -> frozenset[str]:
+    """What stands for nothing: 0, and registers that are 0 and nothing else."""
+    found, others = {"0"}, set[str]()
+    for _, opcode, operands in body:
+        match = ZERO.match(operands) if opcode.startswith("mov.") else None
+        if match:
+            found.add(match[1])
+        elif not opcode.startswith(("st", "bra")):
+            others |= _written(operands)
+    return frozenset(found - others)
 
 
 def _target(operands: str, labels: dict[str, int]) -> int | None:

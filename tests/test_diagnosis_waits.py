@@ -5,15 +5,19 @@ import lzma
 from pathlib import Path
 
 import pytest
+from runner_faults.kernels import SOURCES
 
 from kgen.diagnosis.perf import findings
 from kgen.diagnosis.shown import of_verdict
+from kgen.gates.compile import CompileGate
 from kgen.gates.spins import waiting, waiting_file
+from kgen.ops import REGISTRY
 from kgen.proposers.feedback import feedback
 from kgen.records import Candidate, GateResult, Origin, Status, Verdict
 
 BUILT = json.loads(lzma.decompress((Path(__file__).parent / "ptx_corpus" / "built.json.xz").read_bytes()))
 SPIN = ("flag.", "grid_barrier.")  # the corpus's kernels with `while` round a load; `lock` spins on an atomic
+OP = REGISTRY.get("mla_out_gate")
 ONCE = "flag.plain_load"  # the compiler takes a plain load out of the loop
 
 
@@ -72,13 +76,41 @@ def waits(problems: dict[str, object]) -> list[str]:
 def test_a_wait_without_a_cooperative_launch_is_told_with_what_fits() -> None:
     # 1024 threads of 32 registers: two blocks an SM, 264 on 132 SMs
     (said,) = waits(evidence(264))
-    assert "264 blocks, 264 fit at once on 132 SMs, if nothing else runs there" in said and "cooperative=True" in said
+    assert (
+        "264 blocks, 264 are sure to run at once on 132 SMs, if nothing else runs there" in said
+        and "cooperative=True" in said
+    )
     (said,) = waits(evidence(265))
-    assert "265 blocks, more than 264 fit at once on 132 SMs: it may never end" in said
+    assert "265 blocks, no more than 264 are sure to run at once on 132 SMs: it may never end" in said
     assert waits(evidence(264, cooperative=1)) == [] and waits(evidence(1)) == []
     quiet = evidence(264)
     quiet["op/d/t8/sm_90a"]["waits"] = []  # type: ignore[index]
     assert waits(quiet) == []
+
+
+def test_blocks_of_one_cluster_are_no_news_and_clusters_fill_a_gpu_worse() -> None:
+    clustered = evidence(16)
+    clustered["op/d/t8/sm_90a"]["launches"][0]["cluster"] = [4, 4, 1]  # type: ignore[index]
+    assert waits(clustered) == []
+    clustered["op/d/t8/sm_90a"]["launches"][0]["grid"] = [64, 1, 1]  # type: ignore[index]
+    (said,) = waits(clustered)
+    assert "64 blocks, 144 are sure to run at once" in said  # 264 places, 8 x 15 of them left over: 9 clusters
+
+
+def test_a_barrier_over_more_blocks_than_fit_is_refused_by_the_compile_gate_whatever_was_built_before(
+    tmp_path: Path,
+) -> None:
+    candidate, problem = Candidate(OP.name, SOURCES["grid_deadlock"], Origin("t")), OP.problem("nano", 2, "sm_90a")
+    with CompileGate(OP, tmp_path) as gate:
+        built = gate.one(candidate, problem)
+        report = gate.run(candidate, [problem])
+        assert (built.code, gate.built, gate.cached) == ("compile.pass", 1, 1)
+    result = report.result
+    assert (result.status, result.code, report.artefacts) == (Status.FAIL, "audit.wait", ())
+    assert result.message.startswith(f"{problem.key}: kernel ") and "\n" not in result.message
+    assert built.artefact is not None and built.artefact.record.launches[0].grid[2] == 4096
+    (found,) = of_verdict(Verdict(candidate.id, (result,))).findings
+    assert found.code == "wait" and "cooperative=True" in found.line
 
 
 def test_a_kernel_is_told_once_where_it_has_most_blocks() -> None:

@@ -208,6 +208,13 @@ CLASSES = (
         "more shared memory than a block has",
         "at most 232448 bytes: smaller tiles, fewer stages",
     ),
+    Class(
+        "wait",
+        r"^audit\.wait",
+        "",
+        "blocks wait for others of their launch that may find no place beside them: it can hang",
+        "cooperative=True in .launch, or no more blocks than are sure to run at once",
+    ),
     Class("block-size", r"^audit\.block", "", "a block of too many threads", "at most 1024 threads a block"),
     Class(
         "workspace",

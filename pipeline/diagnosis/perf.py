@@ -6,8 +6,8 @@ from typing import Any
 
 from kgen.diagnosis import counters, phases, waits
 from kgen.diagnosis.findings import PERF, Finding
-from kgen.diagnosis.occupancy import SMS, limits, resident
 from kgen.diagnosis.words import cell
+from kgen.gates.occupancy import SMS, limits, resident
 from kgen.gates.rates import MEASURED
 from kgen.records import PerfPoint
 

@@ -1,7 +1,8 @@
-"""Kernels whose blocks wait for one another without a cooperative launch: one finding each; no verdict knows of it.
+"""Kernels whose blocks wait for one another without a cooperative launch: one finding each.
 
-They hang where a block is waited for that does not fit on the GPU beside those that wait. Not covered: whether the wait
-is right (the interpreter runs it), and waits that the PTX does not show (kgen.gates.spins).
+They hang where a block is waited for that does not fit on the GPU beside those that wait. The compile gate refuses what
+is not sure to fit (kgen.gates.spins); what does fit may hang all the same beside other kernels, or on a slice of a GPU.
+Not covered: whether the wait is right (the interpreter runs it), and waits that the PTX does not show.
 """
 
 import math
@@ -9,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kgen.diagnosis.findings import PERF, Finding
-from kgen.diagnosis.occupancy import SMS, resident
 from kgen.diagnosis.words import cell
+from kgen.gates.occupancy import SMS, sure
 
 NEEDED = ("kernel", "grid", "block", "registers", "smem")
 
@@ -34,14 +35,16 @@ def findings(problems: Mapping[str, Any]) -> list[Finding]:
 
 def _of(key: str, waits: Any, launch: Mapping[str, Any]) -> tuple[float, Finding | None]:
     """How far the launch fills the GPU, and the finding where its blocks wait for one another."""
-    blocks, sms = math.prod(launch["grid"]), SMS.get(key.split("/")[-1], SMS["sm_90a"])
+    blocks, arch = math.prod(launch["grid"]), key.split("/")[-1]
     attributes = launch.get("attributes")
-    cooperative = isinstance(attributes, Mapping) and bool(attributes.get("cooperative"))
-    if launch["kernel"] not in waits or cooperative or blocks <= 1:
+    attributes = attributes if isinstance(attributes, Mapping) else {}
+    cluster = math.prod(launch.get("cluster") or (1,))
+    if launch["kernel"] not in waits or attributes.get("cooperative") or blocks <= cluster:
         return 0.0, None
-    fits = sms * resident(math.prod(launch["block"]), int(launch["registers"]), int(launch["smem"]))
-    bound = f"{fits} fit at once on {sms} SMs"
-    said = f"more than {bound}: it may never end" if blocks > fits else f"{bound}, if nothing else runs there"
+    sizes = math.prod(launch["block"]), int(launch["registers"]), int(launch["smem"])
+    fits = sure(arch, *sizes, cluster, int(attributes.get("smem_carveout", 0)))
+    bound = f"{fits} are sure to run at once on {SMS.get(arch, SMS['sm_90a'])} SMs"
+    said = f"no more than {bound}: it may never end" if blocks > fits else f"{bound}, if nothing else runs there"
     text = (
         f"{cell(key)} {cell(str(launch['kernel']))[:40]}: its blocks wait in a loop for one another and the launch is"
         f" not cooperative; {blocks} blocks, {said}"

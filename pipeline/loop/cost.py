@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from kgen.contract.op import Op
 from kgen.contract.tensors import DTYPES
-from kgen.diagnosis.occupancy import resident
+from kgen.gates.occupancy import resident
 from kgen.records import BuildRecord, KernelFacts, Launch
 
 LAUNCH_US, DEPENDENT_LAUNCH_US = 2.0, 1.0
