@@ -5,6 +5,7 @@ No point of these has been timed yet: the known ones are what the worked kernels
 
 from collections.abc import Mapping
 
+from kgen.proposers.families import wgmma
 from kgen.proposers.families.family import Family
 from kgen.proposers.families.point import Variant
 from kgen.proposers.families.space import Choice, Space
@@ -19,6 +20,13 @@ PROJECTIONS: Mapping[str, tuple[str, str]] = {
     "oproj_partial": ("hidden", "local"),
     "moe_latent_down": ("latent", "hidden"),
 }
+# op -> CTAs of a cluster along K that its points with wgmma try
+PARTS: Mapping[str, tuple[int, ...]] = {
+    "kda_in_proj": (2, 4),
+    "mla_in_proj": (4, 2),
+    "oproj_partial": (2, 4),
+    "moe_latent_down": (8, 4),
+}
 
 
 def _spaces(sizes: Mapping[str, str]) -> tuple[Space, ...]:
@@ -27,7 +35,11 @@ def _spaces(sizes: Mapping[str, str]) -> tuple[Space, ...]:
         Choice("warps", (4, 8)), Choice("slices", (1, 2, 4, 7, 8)), PDL, Choice("rows", (1, 2, 4)),
         Choice("unroll", (1, 2, 4)),
     )  # fmt: skip
-    return (Space("mma", MMA, mma, fixed=sizes, share=3.0), Space("fma", FMA, fma, fixed=sizes, share=2.0))
+    return (
+        Space("mma", MMA, mma, fixed=sizes, share=3.0),
+        Space("fma", FMA, fma, fixed=sizes, share=2.0),
+        wgmma.space(sizes),
+    )
 
 
 def _family(op: str) -> Family:
@@ -35,6 +47,7 @@ def _family(op: str) -> Family:
     known = (
         Variant(MMA, {**sizes, "warps": 8, "unroll": 4, "blocks": 132, "pdl": True}),
         Variant(FMA, {**sizes, "warps": 8, "slices": 4, "rows": 2, "unroll": 2, "pdl": True}),
+        *wgmma.known(sizes, PARTS[op]),
     )
     return Family(op, known, _spaces(sizes))
 

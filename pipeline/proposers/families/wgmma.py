@@ -1,0 +1,41 @@
+"""Points with wgmma of the plain projections: weights stream through a ring by TMA, K is split over a cluster.
+
+Limits are of an SM that holds two CTAs (a CTA of the next kernel beside one of these), and of clusters of 8 CTAs.
+"""
+
+from collections.abc import Mapping
+
+from kgen.proposers.families.point import Variant
+from kgen.proposers.families.space import Choice, Limit, Point, Space
+
+TEMPLATE = "projection_wgmma.py.tmpl"
+CLUSTER = 8  # CTAs that any GPU of the architecture places
+MMA = {"warps": 8, "unroll": 4, "blocks": 132}  # of the kernel for other architectures and fewer tokens
+
+
+def _why(point: Point) -> str:
+    together = point["parts"] * point["share"]
+    return f"a cluster of {together} CTAs is not placed everywhere" if together > CLUSTER else ""
+
+
+PARAMETERS = (
+    Choice("from_tokens", (1, 2, 16)),
+    Choice("ctas", (132, 264)),
+    Choice("parts", (1, 2, 4, 8)),
+    Choice("share", (1, 2, 4)),
+    Choice("ring", (72, 108, 208)),
+    Choice("pdl", (True, False)),
+)
+
+
+def space(sizes: Mapping[str, str]) -> Space:
+    """`sizes`: the dims symbols of outputs and inputs."""
+    limits = (Limit(("parts", "share"), _why),)
+    return Space("wgmma", TEMPLATE, PARAMETERS, limits, fixed={**sizes, **MMA}, share=3.0)
+
+
+def known(sizes: Mapping[str, str], parts: tuple[int, ...]) -> tuple[Variant, ...]:
+    """By the `parts` of K that suit an op: the tiles of its CTAs are then about as many bytes as their activations."""
+    base = {**sizes, **MMA, "from_tokens": 1, "ctas": 132, "share": 1, "ring": 108, "pdl": True}
+    shared = {**base, "parts": parts[0], "share": 2}
+    return (*(Variant(TEMPLATE, {**base, "parts": p}) for p in parts), Variant(TEMPLATE, shared))
