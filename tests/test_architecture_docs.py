@@ -39,6 +39,7 @@ COMMANDS = (
         "verify",
         "status",
         "report",
+        "evidence",
         "export",
         "kit",
         "ingest",

@@ -35,6 +35,7 @@ HOSTS = {  # of URLs that may be committed
     "example.org",
     "www.apache.org",
     "json.schemastore.org",
+    "in-toto.io",  # the name of the statement type
 }
 RESERVED = (".invalid", ".test", ".example")  # names that no machine has
 HOME = re.compile(r"(?<![\w.$}~-])/(?:root|home|work|opt|Users)/[\w.-]+")

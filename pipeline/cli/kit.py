@@ -133,6 +133,10 @@ def ingest(
     counters: Annotated[
         list[str] | None, typer.Option("--counters", metavar="FILE", help="Hardware counters that a kit wrote.")
     ] = None,
+    signers: Annotated[
+        str,
+        typer.Option("--signers", metavar="FILE", help="Insist on a signature of the statement by one of these (ssh)."),
+    ] = "",
     trust: Annotated[bool, typer.Option("--trust", help="Take evidence of others, as self-reported.")] = False,
     run: Annotated[
         str, typer.Option("--run", metavar="RUN", help="The run it is for (default: the one it names).")
@@ -141,6 +145,7 @@ def ingest(
     json: JsonOption = False,
 ) -> None:
     """Take in evidence from a kit: checked against this run's key, objects and rules; then promotable or refused."""
+    from kgen.cli.attest import attested, keep
     from kgen.cli.propose import EXIT, conclude
     from kgen.gates.ingest import ingest as take
     from kgen.gates.ingest import read
@@ -150,6 +155,7 @@ def ingest(
     from kgen.report import as_json
 
     documents = {name: _bytes(name) for name in files}
+    statements = attested(documents, signers)
     named = run or next((part.run for name, data in documents.items() for part in read(name, data)), "")
     if not named:
         raise boundary.Usage(f"{', '.join(files)}: holds no evidence")
@@ -161,6 +167,7 @@ def ingest(
     with found.lock():
         taken = take(documents, {name: _bytes(name) for name in samples}, ledger(found, op), trust)
         judged = [take_in(found, each) for each in taken]
+        keep(found, statements)
         kept = keep_counters(found, {name: _bytes(name) for name in counters or ()})
         found.finish(outcome([v for f in found.folders() if (v := f.verdict()) is not None]))
     document = conclude(found, op, places(runs))

@@ -185,6 +185,10 @@ def verify(
     seconds: Annotated[
         float, typer.Option("--seconds", help="Begin no piece on the GPU that would end later (--full: 480).")
     ] = 0.0,
+    statement: Annotated[
+        str, typer.Option("--statement", metavar="FILE", help="Write an in-toto statement of each kernel that serves.")
+    ] = "",
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Sign it with this ssh key: FILE.sig.")] = "",
     json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what is not ok.")] = False,
 ) -> None:
@@ -194,6 +198,8 @@ def verify(
     from kgen.promotion import verify as check
     from kgen.promotion.rebuild import gate_rebuilder
 
+    if key and not statement:
+        raise boundary.Usage("--key signs what --statement FILE writes")
     place, why, rebuilder = target(kernels), "", None
     try:
         rebuilder = gate_rebuilder(REGISTRY) if rebuild else None
@@ -220,6 +226,10 @@ def verify(
         _show(str(place.path), [f for f in findings if not quiet or f.outcome is not Outcome.OK], ok, why)
     if not ok:
         raise typer.Exit(boundary.INTEGRITY)
+    if statement:
+        from kgen.cli.attest import state
+
+        state(place, findings, Path(statement), key)
     if left or failed:
         said = [f"{left} pieces are left"] * bool(left) + [f"{failed} pieces ended in an error"] * bool(failed)
         output.say(f"kgen: {' and '.join(said)}; the same command goes on with them")
