@@ -39,7 +39,7 @@ def measured(point: Point = POINT, chain: float = 80.0) -> Measured:
         sides=tuple(Side(n, us, us - 1, us + 1, k, (us,)) for n, us, k in sides),
         parts=tuple(Part(f"layers.1.{s}", op, path, who, "", us, 1, 0.1) for s, op, path, who, us in parts),
         switches=(Switch("no_overlap", 8.0, 1.1, 1.05, 1.2),), timeline=(Kernel("gemm", 0.0, 21.5, 7),),
-        ratios={}, left_out={}, sets=3, calls=24, timer="events", environment=environment(), seconds=12.0,
+        ratios={}, worst={}, left_out={}, sets=3, calls=24, timer="events", environment=environment(), seconds=12.0,
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_each_point_has_a_process_is_not_measured_again_and_one_that_breaks_stop
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, said = tmp_path / "l.json", list[str]()
-    asked = [*("--device", "cpu", "--kinds", "kda", "--tokens", "1", "--repetitions", "2"), "--out", str(out)]
+    asked = [*("--device", "cpu", "--layer", "kda", "--tokens", "1", "--repetitions", "2"), "--out", str(out)]
     assert command.main([*asked, "--seconds", "0"]) == command.AGAIN
     assert not out.exists()
     good = Job(Point("nano", "kda", 1, ANY_CONTEXT), device="cpu", repetitions=2)

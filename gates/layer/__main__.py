@@ -25,6 +25,7 @@ from kgen.gates.layer.points import (
     points,
     settings,
 )
+from kgen.gates.layer.prefetch import SCHEDULES, schedules
 from kgen.gates.layer.run import Ended, run
 from kgen.records import RecordError
 from kgen.store.errors import IntegrityError, StoreError
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         return _complain("no CUDA GPU here; --device cpu runs the small model on stand-ins", NO_GPU)
     arch = device_arch() if args.device != "cpu" else ""
     try:
-        chosen = points(_words(args.setting), _words(args.kinds), _numbers(args.tokens), _numbers(args.contexts))
+        chosen = points(_words(args.setting), _words(args.layer), _numbers(args.tokens), _numbers(args.context))
         jobs = [
             Job(
                 p,
@@ -52,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
                 args.routing,
                 not args.no_compile,
                 args.each,
+                prefetch=schedules(_words(args.prefetch)),
             )
             for p in chosen
         ]
@@ -78,13 +80,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--set", default="", help="kernel set (default: those that serving looks into)")
     parser.add_argument("--out", type=Path, default=Path("layers.json"))
     parser.add_argument("--setting", default="", help=f"of {', '.join(settings())}; several with commas")
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--layer", default=",".join(KINDS), help="kinds of layers")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
-    parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
+    parser.add_argument("--context", default=",".join(map(str, CONTEXTS)))
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--routing", choices=(EVEN, SKEWED), default=EVEN)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument(
+        "--prefetch", default="", help=f"of {', '.join(SCHEDULES)}: the chain's, then others to compare"
+    )
     parser.add_argument("--each", action="store_true", help="also without each promoted op in turn")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no new point is begun after these")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

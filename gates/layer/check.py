@@ -2,9 +2,10 @@
 
 The outputs are what leaves the layer: the delta, the running sum, recurrent states, the cache's new row, and on a rank
 with peers what its collectives would take; and what attention gives, which a long context makes small in the running
-sum. Limits are those of the model gate: rows, columns beside the others, and
-states. All sides take the experts that the unfused router chose, with the weights of their own logits, because a router
-is discontinuous; each router's own choice is held to the hard rules of its op. Not covered: more than one step.
+sum. Limits are those of the model gate: medians over rows, columns beside the others, and states; and each single row,
+and each row's tiles, beside the unfused layer's of the same row. All sides take the experts that the unfused router
+chose, with the weights of their own logits, because a router is discontinuous; each router's own choice is held to the
+hard rules of its op. Not covered: more than one step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,11 @@ from kgen.gates.modeleval import limits as at_most
 from kgen.model.bind import ReferenceBinder
 
 STATES = ("s", "conv", "cache row")
-DELTA = "delta"
+DELTA, TILE = "delta", "a tile of the delta"
 HEADS = {"core": "y", "value": "y"}  # seat's last word -> output that attention gives
 COLLECTED = {"latent": "lat", "experts": "part", "shared": "y"}  # the same, where peers take it
 REPLAYED = 0.01  # relative L2 of a replayed row from the same row of an eager step: summation order at most
+SWAPPED = 16  # of so many rows one may be farther: sums that are no two times alike may turn a router's near tie
 Outputs = dict[str, torch.Tensor]
 
 
@@ -38,6 +40,7 @@ class Built:
 
     layer: OneLayer
     tap: Tap
+    pulls: bool = False  # weights are pulled into L2 on a stream of their own
 
 
 def step(built: Built, drawn: Drawn, ids: torch.Tensor | None = None) -> Outputs:
@@ -111,7 +114,7 @@ def distances(got: Sequence[Outputs], want: Sequence[Outputs]) -> Distances:
 
 
 def judged(name: str, side: Distances, unfused: Distances) -> dict[str, float]:
-    """Ratio of the medians by output. Raises Refused."""
+    """Ratio of the medians by output. Raises Refused, also for a single row or tile that is too far."""
     if not side.finite:
         raise Refused(f"{name}: the layer's outputs hold values that are not finite")
     ratios = {n: _ratio(rows.median(), unfused.rows[n].median()) for n, rows in side.rows.items()}
@@ -127,7 +130,28 @@ def judged(name: str, side: Distances, unfused: Distances) -> dict[str, float]:
         where = f"columns {worst * distance.BLOCK} to {(worst + 1) * distance.BLOCK - 1} of the delta are"
         text = f"beside the others, {where} {float(columns[worst]):.2f}x as far from float64 as the unfused layer's"
         raise Refused(f"{name}: {text}, allowed {at_most.BLOCK_SINGLE:.2f}x")
+    for output, ratio in worst_rows(side, unfused).items():
+        most = at_most.SEQUENCE if output == TILE else at_most.ALONE
+        if not ratio <= most:
+            text = (
+                f"{output} of one row is {ratio:.2f}x as far from float64 as the unfused layer's, allowed {most:.2f}x"
+            )
+            raise Refused(f"{name}: {text}")
     return ratios
+
+
+def worst_rows(side: Distances, unfused: Distances) -> dict[str, float]:
+    """By output, and for TILE: the largest ratio of one row's distance to the unfused layer's of the same row, which
+    counts as its median at least: a row that came out well by chance is no yardstick."""
+    return {
+        **{n: _worst(rows, unfused.rows[n]) for n, rows in side.rows.items()},
+        TILE: _worst(side.blocks, unfused.blocks),
+    }
+
+
+def _worst(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    yardstick = theirs.clamp_min(float(theirs.median()))
+    return float(torch.where(mine == 0, 0.0, mine / yardstick).max())
 
 
 def _ratio(mine: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -136,7 +160,17 @@ def _ratio(mine: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def same(name: str, replayed: torch.Tensor, eager: torch.Tensor) -> None:
-    """What a graph left is what the eager step gave. Raises Refused."""
-    far = float(distance.relative(replayed.double(), eager.double()).median())
-    if not far <= REPLAYED:
-        raise Refused(f"{name}: a replay of its graph gives another delta than the same step outside (relL2 {far:.2g})")
+    """What a graph left is what the eager step gave, row by row. Raises Refused."""
+    far = distance.relative(replayed.double(), eager.double())
+    wrong = int((~(far <= REPLAYED)).sum())  # what is not finite is wrong
+    if wrong > far.numel() // SWAPPED:
+        rows = f"{wrong} of {far.numel()} rows are other than the same step's outside, by up to {float(far.max()):.2g}"
+        raise Refused(f"{name}: after a replay of its graph {rows} (relative L2)")
+
+
+def unchanged(name: str, got: Outputs, plain: Outputs, again: Outputs) -> None:
+    """Pulling weights changes no bit of what comes out, where the chain without it repeats itself to the bit (`plain`
+    and `again`). Raises Refused."""
+    for output, value in got.items():
+        if torch.equal(plain[output], again[output]) and not torch.equal(value, plain[output]):
+            raise Refused(f"{name}: {output} is not what it is without prefetch, to the bit")

@@ -3,7 +3,9 @@
     unfused        every op's stock, nothing compiled: the library ops one by one
     compiled       every op's stock with torch.compile on its element-wise parts
     chain          the set's kernels in their seats as serving loads them; ops without one run the best stock there is
-    no_overlap     the chain with everything on one stream
+    no_overlap     the chain with all ops on one stream
+    no_prefetch    the chain without its schedule of weights pulled into L2, where it has one
+    prefetch_<s>   the chain with another such schedule
     no_fusion      the chain with output projection and residual mix as two ops, where a promoted kernel joins them
     no_promoted    the chain with the stock ops in all seats
     without_<op>   the chain with one op's kernel left out
@@ -14,7 +16,7 @@ A `Tap` round the binder hears what each seat was given and gave, while it liste
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ import torch
 from kgen.contract import Role, Values
 from kgen.contract.op import Op, Registry
 from kgen.gates.layer.points import Job, model_of
+from kgen.gates.layer.prefetch import NONE
 from kgen.model.bind import Binder, OpCall, StockBinder
 from kgen.model.decoder.config import FUSED_OPROJ, sizes
 from kgen.model.decoder.swap import PROMOTED, SwapBinder
@@ -30,7 +33,7 @@ from kgen.records import Problem
 
 UNFUSED, COMPILED, CHAIN = "unfused", "compiled", "chain"
 NO_OVERLAP, NO_FUSION, NO_PROMOTED = "no_overlap", "no_fusion", "no_promoted"
-WITHOUT = "without_"
+NO_PREFETCH, PREFETCH, WITHOUT = "no_prefetch", "prefetch_", "without_"
 ROUTER = "moe_router"
 Made = Callable[[], Binder]
 
@@ -60,6 +63,7 @@ class Column:
     binder: Made
     overlap: bool
     fused: bool = False  # one op for output projection, sum over ranks and residual mix
+    schedule: str = NONE  # of weights pulled into L2
 
 
 def joined(job: Job, registry: Registry) -> bool:
@@ -96,10 +100,15 @@ def columns(job: Job, registry: Registry, serving: Mapping[str, int] | None = No
     found = [Column(UNFUSED, StockBinder, False)]
     found += [Column(COMPILED, CompiledBinder, False)] if compiled else []
     fused = joined(job, registry)
-    found += [Column(CHAIN, promoted(), True, fused), Column(NO_OVERLAP, promoted(), False, fused)]
-    found += [Column(NO_FUSION, promoted(), True)] if fused else []
-    found += [Column(NO_PROMOTED, best, True)]
-    return found + [Column(f"{WITHOUT}{op}", promoted(op), True, fused) for op in (serving or {}) if job.each]
+    own, *others = job.prefetch or (NONE,)
+    chain = Column(CHAIN, promoted(), True, fused, own)
+    found += [chain, replace(chain, name=NO_OVERLAP, overlap=False)]
+    found += [replace(chain, name=NO_PREFETCH, schedule=NONE)] if own != NONE else []
+    found += [replace(chain, name=f"{PREFETCH}{s}", schedule=s) for s in others if s not in (own, NONE)]
+    found += [replace(chain, name=NO_FUSION, fused=False)] if fused else []
+    found += [Column(NO_PROMOTED, best, True, schedule=own)]
+    served = serving if serving and job.each else {}
+    return found + [replace(chain, name=f"{WITHOUT}{op}", binder=promoted(op)) for op in served]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -20,55 +20,34 @@ from kgen.contract.op import Registry
 from kgen.gates import timing
 from kgen.gates.environment import device_arch, environment
 from kgen.gates.layer import check
-from kgen.gates.layer.chain import Lanes, OneLayer, cuda
+from kgen.gates.layer.bench import Bench, able, build, new_bench
+from kgen.gates.layer.chain import cuda
 from kgen.gates.layer.check import Built, Outputs, Refused
 from kgen.gates.layer.columns import (
     CHAIN,
-    COMPILED,
     NO_OVERLAP,
+    NO_PREFETCH,
+    PREFETCH,
     UNFUSED,
+    WITHOUT,
     Column,
     Cut,
     Promoted,
-    Tap,
     columns,
-    uncompiled,
 )
-from kgen.gates.layer.draw import Drawn, draw
 from kgen.gates.layer.points import Job
 from kgen.gates.layer.profile import kernels
 from kgen.gates.layer.record import Kernel, Measured, Part, Side, Switch
 from kgen.gates.rates import rates
 from kgen.gates.statistics import median, ratio_interval
-from kgen.model.bind import StockBinder
 from kgen.model.decoder.swap import STOCK, Seated
 
 CUT_REPETITIONS = 20  # of the chains that are cut: medians of a share, not of a claim
-FEW_TOKENS = 8  # above, a layer takes so long that fewer calls spread the event pair to half a per cent
-LONG_CALLS = 6
 PLACES = 3  # of a kept sample, in µs
+AHEAD_CYCLES = (
+    2_000_000  # 1 ms of spinning before a replay: a graph of forks takes the host longer than the clock's own
+)
 Say = Callable[[str], None]
-
-
-@dataclass
-class Bench:
-    """One point at work. `sides`: by name, the built layer of every set."""
-
-    job: Job
-    registry: Registry
-    sets: list[Drawn]
-    sides: dict[str, list[Built]]
-    clock: timing.Clock
-    lane: Lanes
-    experts: list[int] = field(default_factory=list)  # distinct ones of each set, by the unfused router
-
-    @property
-    def calls(self) -> int:
-        """Of one graph; on a CPU, where there is no event pair to spread, one rotation."""
-        count = len(self.sets)
-        if self.job.device == "cpu":
-            return count
-        return timing.calls_for(count) if self.job.point.tokens <= FEW_TOKENS else count * -(-LONG_CALLS // count)
 
 
 def measure(job: Job, registry: Registry, say: Say = lambda line: None, chosen: Sequence[Column] = ()) -> Measured:
@@ -79,12 +58,13 @@ def measure(job: Job, registry: Registry, say: Say = lambda line: None, chosen: 
     started = time.monotonic()
     job = replace(job, arch=job.arch or device_arch())
     with torch.no_grad():
-        bench = _bench(job, registry)
-        build(bench, chosen or columns(job, registry))
+        bench = new_bench(job, registry)
+        bench.job, left_out = able(bench)
+        build(bench, chosen or columns(bench.job, registry))
         if job.each and not chosen:
-            build(bench, [c for c in columns(job, registry, _serving(bench)) if c.name not in bench.sides])
+            build(bench, [c for c in columns(bench.job, registry, _serving(bench)) if c.name not in bench.sides])
         say(f"{job.point.key}: {len(bench.sets)} sets, {len(bench.sides)} sides")
-        ratios, eager = judge(bench)
+        ratios, worst, eager = judge(bench)
         say(f"{job.point.key}: right; timing")
         samples, timelines = _timed(bench, eager)
         parts = _parts(bench)
@@ -93,7 +73,6 @@ def measure(job: Job, registry: Registry, say: Say = lambda line: None, chosen: 
     limits = rates(here.gpu)
     rate = limits.read if limits is not None and job.device != "cpu" else 0.0
     moved = sum(p.bytes for p in parts)
-    left_out = {COMPILED: why} if (why := uncompiled(job.device)) or not job.compiled else {}
     return Measured(
         job=job,
         bytes=moved,
@@ -105,52 +84,14 @@ def measure(job: Job, registry: Registry, say: Say = lambda line: None, chosen: 
         switches=_switches(samples, job.seed),
         timeline=timelines.get(CHAIN) or (),
         ratios=ratios,
-        left_out={name: why or "not asked for" for name, why in left_out.items()},
+        worst=worst,
+        left_out=left_out,
         sets=len(bench.sets),
         calls=bench.calls,
         timer=bench.clock.timer("graph"),
         environment=here,
         seconds=round(time.monotonic() - started, 1),
     )
-
-
-def _bench(job: Job, registry: Registry) -> Bench:
-    """The sets; how many is known when the first one's step has been counted."""
-    first = draw(job, registry, 0)
-    timing.refuse_persisting_l2(job.device)
-    lane = Lanes(cuda.Stream() if job.device != "cpu" else None)
-    bench = Bench(job, registry, [first], {}, timing.Clock(job.device), lane)
-    (probe,) = build(bench, [Column(UNFUSED, StockBinder, False)])
-    check.step(probe, first)
-    touched = sum(h.bytes for h in probe.tap.heard)
-    count = timing.sets_needed(touched, timing.l2_bytes(job.device), first.nbytes)
-    bench.sets += [draw(job, registry, number) for number in range(1, count)]
-    bench.sides.clear()
-    return bench
-
-
-def build(bench: Bench, chosen: Sequence[Column]) -> list[Built]:
-    """Seats of every side in every set; each layer has objects, outputs and workspaces of its own."""
-    made = []
-    for column in chosen:
-        lanes = bench.lane if column.overlap else Lanes()
-        bench.sides[column.name] = []
-        for drawn in bench.sets:
-            tap = Tap(column.binder())
-            layer = OneLayer(
-                replace(drawn.config, fused_oproj=column.fused),
-                drawn.layer,
-                drawn.weights,
-                bench.job.point.tokens,
-                bench.job.arch,
-                tap,
-                bench.registry,
-                lanes,
-                drawn.gathered,
-            )
-            made.append(Built(layer, tap))
-            bench.sides[column.name].append(made[-1])
-    return made
 
 
 def _seated(built: Built) -> dict[str, Seated]:
@@ -168,8 +109,12 @@ def _serving(bench: Bench) -> dict[str, int]:
     return found
 
 
-def judge(bench: Bench) -> tuple[dict[str, dict[str, float]], dict[str, list[torch.Tensor]]]:
-    """Ratios by side and output; and each side's last delta in a graph's calls, by set. Raises Refused."""
+Ratios = dict[str, dict[str, float]]
+
+
+def judge(bench: Bench) -> tuple[Ratios, Ratios, dict[str, list[torch.Tensor]]]:
+    """Ratios of medians and of the worst rows, by side and output; and each side's last delta in a graph's calls, by
+    set. Raises Refused."""
     got: dict[str, list[Outputs]] = {name: [] for name in bench.sides}
     eager: dict[str, list[torch.Tensor]] = {name: [] for name in bench.sides}
     want: list[Outputs] = []
@@ -185,9 +130,21 @@ def judge(bench: Bench) -> tuple[dict[str, dict[str, float]], dict[str, list[tor
                 bench.experts.append(len(set(ids.flatten().tolist())))
             got[name].append(check.step(side[number], drawn, ids))
         assert ids is not None
+        _unchanged(bench, number, ids, got)
         want.append(check.exact(drawn, bench.registry, bench.job.arch, ids))
-    measured = {name: check.distances(outputs, want) for name, outputs in got.items()}
-    return {name: check.judged(name, d, measured[UNFUSED]) for name, d in measured.items()}, eager
+    far = {name: check.distances(outputs, want) for name, outputs in got.items()}
+    ratios = {name: check.judged(name, d, far[UNFUSED]) for name, d in far.items()}
+    return ratios, {name: check.worst_rows(d, far[UNFUSED]) for name, d in far.items()}, eager
+
+
+def _unchanged(bench: Bench, number: int, ids: torch.Tensor, got: Mapping[str, list[Outputs]]) -> None:
+    """What is pulled into L2 changes nothing. Raises Refused."""
+    pulling = [n for n in got if n.startswith((CHAIN, PREFETCH)) and bench.sides[n][number].pulls]
+    if pulling:
+        plain = NO_PREFETCH if NO_PREFETCH in got else CHAIN
+        again = check.step(bench.sides[plain][number], bench.sets[number], ids)
+        for name in pulling:
+            check.unchanged(name, got[name][number], got[plain][number], again)
 
 
 def _calls(
@@ -212,6 +169,8 @@ def _calls(
             own.copy_(bench.sets[k % count].prefix)
         for drawn in bench.sets:
             drawn.restore()
+        if bench.job.device != "cpu":
+            cuda._sleep(AHEAD_CYCLES)
 
     keep[:] = [bench.sets[0].delta] * bench.calls
     return [_bound(call, k) for k in range(bench.calls)], restore
@@ -230,8 +189,9 @@ def _timed(
     for name, built in bench.sides.items():
         left[name] = [bench.sets[0].delta]
         calls, restore = _calls(bench, built, left[name])
-        timelines[name] = kernels(timing.capture(calls[:1], device), device)
-        replay = timing.capture(calls, device)
+        ends = [bench.puller.join] if built[0].pulls and bench.puller is not None else []
+        timelines[name] = kernels(timing.capture([calls[0], *ends], device), device)
+        replay = timing.capture([*calls, *ends], device)
         sides.append(timing.Side(name, replay, len(calls), before=restore))
     samples = timing.interleave(sides, bench.job.repetitions, bench.clock, random.Random(bench.job.seed))
     for side in sides:
@@ -244,8 +204,8 @@ def _timed(
 
 
 def _parts(bench: Bench) -> tuple[Part, ...]:
-    """What the chain takes longer for each op, seat by seat, on one stream."""
-    built, device = bench.sides[NO_OVERLAP], bench.job.device
+    """What the chain takes longer for each op, seat by seat, on one stream and with nothing pulled into L2."""
+    built, device, bench.pulling = bench.sides[NO_OVERLAP], bench.job.device, False
     rest = []
     for side, drawn in zip(built, bench.sets, strict=True):
         check.step(side, drawn)
@@ -281,7 +241,7 @@ def _switches(samples: Mapping[str, list[float]], seed: int) -> tuple[Switch, ..
     whole = samples[CHAIN]
     found = []
     for name, times in samples.items():
-        if name.startswith(("no_", "without_")):
+        if name.startswith(("no_", WITHOUT, PREFETCH)):
             ratio, low, high = ratio_interval(times, whole, seed)
             found.append(Switch(name, round(median(times) - median(whole), PLACES), ratio, low, high))
     return tuple(found)

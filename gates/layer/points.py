@@ -39,10 +39,11 @@ class Job:
     """One point and how it is measured. `kernels`: a kernel set's folder, "" for those that serving looks into.
 
     `compiled`: also with torch.compile, where it works. `each`: also without each promoted op in turn. `state`: of the
-    set's manifest, so that another promotion is another job.
+    set's manifest, so that another promotion is another job. `prefetch`: schedules of weights pulled into L2, the
+    chain's own first.
     """
 
-    SCHEMA: ClassVar[str] = "kgen.layer-job/1"
+    SCHEMA: ClassVar[str] = "kgen.layer-job/2"
     point: Point
     device: str = "cuda"
     arch: str = ""
@@ -53,6 +54,7 @@ class Job:
     compiled: bool = True
     each: bool = False
     state: str = ""
+    prefetch: tuple[str, ...] = ()
 
 
 def settings() -> dict[str, Config]:

@@ -63,9 +63,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Measured:
-    """One point. `ratios`: by side and output, distance from float64 over the unfused layer's."""
+    """One point. `ratios`: by side and output, distance from float64 over the unfused layer's; `worst`: of the row, and
+    of the tile of a row, where that ratio is largest."""
 
-    SCHEMA: ClassVar[str] = "kgen.layer-point/1"
+    SCHEMA: ClassVar[str] = "kgen.layer-point/2"
     job: Job
     bytes: int  # that the layer's ops must move by their own count, a mean over the sets
     floor_us: float
@@ -76,6 +77,7 @@ class Measured:
     switches: tuple[Switch, ...]
     timeline: tuple[Kernel, ...]
     ratios: Mapping[str, Mapping[str, float]]
+    worst: Mapping[str, Mapping[str, float]]
     left_out: Mapping[str, str]  # side -> why it is not there
     sets: int
     calls: int
@@ -91,7 +93,7 @@ class Measured:
 class LayerRecord:
     """`refused`: point -> why it was not timed."""
 
-    SCHEMA: ClassVar[str] = "kgen.layer/1"
+    SCHEMA: ClassVar[str] = "kgen.layer/2"
     points: tuple[Measured, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
 

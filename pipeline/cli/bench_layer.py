@@ -36,6 +36,10 @@ def bench_layer(
         str, typer.Option("--routing", help="even, or skewed as the drawn model's bias has it.")
     ] = "even",
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also with torch.compile.")] = True,
+    prefetch: Annotated[
+        list[str] | None,
+        typer.Option("--prefetch", help="Schedule of weights pulled into L2; repeat to compare others with the first."),
+    ] = None,
     each: Annotated[bool, typer.Option("--each", help="Also without each promoted op in turn.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", help="Begin no new point after these.")] = 480.0,
     stock: Annotated[
@@ -58,7 +62,9 @@ def bench_layer(
             raise boundary.Usage(f"there is no record {out}")
         ended = Ended(records.read(out), (), ())
     else:
-        jobs = _jobs(setting, layer, tokens, context, repetitions, seed, routing, compiled, each, device, kernels)
+        jobs = _jobs(
+            setting, layer, tokens, context, repetitions, seed, routing, compiled, each, device, kernels, prefetch
+        )
         ended = run(jobs, out, seconds, (lambda line: None) if quiet else output.say)
     page = markdown(ended.record, figures)
     out.with_suffix(".md").write_text(page, encoding="utf-8")
@@ -86,6 +92,7 @@ def _jobs(
     each: bool,
     device: str,
     kernels: str,
+    prefetch: list[str] | None,
 ) -> "list[Job]":
     """Raises Usage, and Missing without a GPU."""
     import torch
@@ -93,17 +100,19 @@ def _jobs(
     from kgen.cli.common import one_of
     from kgen.gates.environment import device_arch
     from kgen.gates.layer.points import CONTEXTS, EVEN, KINDS, SKEWED, TOKENS, Job, default_settings, points
+    from kgen.gates.layer.prefetch import schedules
     from kgen.store.paths import set_path
 
     one_of("--device", device, ("cuda", "cpu"))
     one_of("--routing", routing, (EVEN, SKEWED))
     with arguments():
         chosen = points(setting or default_settings(device), layer or KINDS, tokens or TOKENS, context or CONTEXTS)
+        pulled = schedules(prefetch or ())
     if device == "cuda" and not torch.cuda.is_available():
         raise boundary.Missing("no CUDA GPU here: run it on a GPU host, or --device cpu for a trial on the small model")
     where = str(set_path(kernels).path) if kernels else ""
     arch = device_arch() if device == "cuda" else ""
-    return [Job(p, device, arch, where, repetitions, seed, routing, compiled, each) for p in chosen]
+    return [Job(p, device, arch, where, repetitions, seed, routing, compiled, each, prefetch=pulled) for p in chosen]
 
 
 def _figures(stock: Path | None) -> dict[str, Any] | None:
