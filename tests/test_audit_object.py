@@ -1,13 +1,12 @@
 """The object audit: a real object passes, and every way of spoiling it is refused under its code."""
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.builds import build_launch
+from support.builds import build_launch, shared
 
 from kgen.gates.audit import object as objects
 from kgen.gates.audit.cubin import Cubin
@@ -16,9 +15,8 @@ from kgen.gates.builder.pool import Builder
 
 
 @pytest.fixture(scope="module")
-def builder() -> Iterator[Builder]:
-    with Builder() as made:
-        yield made
+def builder() -> Builder:
+    return shared()
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,10 @@
 
 import struct
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.builds import ARGUMENTS, build_launch
+from support.builds import ARGUMENTS, build_launch, shared
 
 from kgen.gates.audit import object as objects
 from kgen.gates.audit import recorder as recorders
@@ -21,9 +20,8 @@ A, Y = 1 << 40, 2 << 40  # where the recorder puts the tensors
 
 
 @pytest.fixture(scope="module")
-def builder() -> Iterator[Builder]:
-    with Builder() as made:
-        yield made
+def builder() -> Builder:
+    return shared()
 
 
 @pytest.fixture(scope="module")

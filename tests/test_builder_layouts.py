@@ -5,11 +5,11 @@ numbers of blocks and other distances between them. Not covered: what the kernel
 """
 
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.builds import shared
 
 from kgen.contract import DTYPES, Op, Role
 from kgen.gates.audit import object as objects
@@ -28,9 +28,8 @@ SOURCES = {"mla_kv_append": APPEND, "kda_core": CORE}
 
 
 @pytest.fixture(scope="module")
-def builder() -> Iterator[Builder]:
-    with Builder() as made:
-        yield made
+def builder() -> Builder:
+    return shared()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.builds import shared
 
 from kgen.diagnosis.shown import of_failure, shown
 from kgen.gates import numeric
@@ -39,7 +40,7 @@ def test_a_wrong_kernel_is_told_where_it_is_wrong(fault: str, tmp_path: Path) ->
     assert old in GOOD
     bins = (8, 16) if "tokens" in words[0] else (4,)
     problems = [OP.problem("nano", n, "sm_90a") for n in bins]
-    with CompileGate(OP, tmp_path / "cache") as gate:
+    with CompileGate(OP, tmp_path / "cache", shared()) as gate:
         report = gate.run(Candidate(OP.name, GOOD.replace(old, new), Origin("test")), problems)
     assert report.result.passed, report.result.message
     result = numeric.interpret(OP, list(report.artefacts), cache=tmp_path / "linked")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.builds import shared
 from support.kits import KEY, OP, RUN, make
 
 import kgen
@@ -41,7 +42,7 @@ def candidate(tmp_path_factory: pytest.TempPathFactory) -> KitCandidate:
     made = Candidate(OP.name, SOURCE, Origin("test"))
     problems = [OP.problem("nano", 1, "sm_90a")]
     try:
-        with CompileGate(OP, tmp_path_factory.mktemp("builds")) as gate:
+        with CompileGate(OP, tmp_path_factory.mktemp("builds"), shared()) as gate:
             sound, broken = (gate.run(made, problems, defect) for defect in ("", "tile_scale"))
     except NoSandboxError as error:
         pytest.skip(str(error))

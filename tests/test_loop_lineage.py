@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.loops import BROKEN, OP, ListProposer, called, source
+from support.loops import BROKEN, OP, Here, ListProposer, called, source
 
 from kgen.loop.asking import ask_all, at_once, singles
 from kgen.loop.plans import read_plans
@@ -41,7 +41,7 @@ def go(tmp_path: Path, cache: Path) -> Go:
     def run(proposer: object, **more: object) -> tuple[Run, Ended]:
         settings = small(**more)
         made = begin(Runs(tmp_path / "runs"), OP, settings, "kgen propose")
-        return made, work_on(made, OP, settings, proposer, cache)  # type: ignore[arg-type]
+        return made, work_on(made, OP, settings, proposer, cache, executor=Here())  # type: ignore[arg-type]
 
     return run
 
@@ -69,7 +69,7 @@ def improved(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Run:
     """Three rounds of two: a failure beside a right one, its repair, optimisations; no gain from the second on."""
     settings = small(rounds=5, candidates=10, patience=2, explore=0.0)
     run = begin(Runs(tmp_path_factory.mktemp("runs")), OP, settings, "kgen propose")
-    ended = work_on(run, OP, settings, Answering(), cache)
+    ended = work_on(run, OP, settings, Answering(), cache, executor=Here())
     assert (ended.outcome, ended.why) == ("staged", "no gain in 2 rounds (the last was in round 1)")
     return run
 
@@ -124,7 +124,7 @@ def test_a_replay_comes_to_the_same_candidates_codes_and_decisions(improved: Run
     settings = small(rounds=5, candidates=10, patience=2, explore=0.0)
     settings = replace(settings, proposer="replay", replay=str(improved.path))
     again = begin(Runs(tmp_path), OP, settings, "kgen replay")
-    work_on(again, OP, settings, ReplayProposer(improved.path), cache)
+    work_on(again, OP, settings, ReplayProposer(improved.path), cache, executor=Here())
     found = difference(improved, again)
     assert found.said == "" and found.compared["candidates"] == 6 and found.compared["decisions"] > 8
     path = again.path / "rounds" / "0002-plan.json"
@@ -148,7 +148,7 @@ def test_a_plan_that_was_not_carried_out_is_kept_to(go: Go, cache: Path, tmp_pat
     (run,) = Runs(tmp_path / "runs").list()
     (planned,) = read_plans(run)
     proposer = ListProposer([BROKEN], [source("then")])
-    assert work_on(run, OP, settings, proposer, cache).outcome == "staged"
+    assert work_on(run, OP, settings, proposer, cache, executor=Here()).outcome == "staged"
     assert read_plans(run)[0] == planned
     assert [r.ask.kind for r in proposer.requests if r.ask] == ["design", "repair"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.loops import BROKEN, FORBIDDEN, OP, ListProposer, fails_at, source
+from support.loops import BROKEN, FORBIDDEN, OP, Here, ListProposer, fails_at, source
 
 from kgen.loop.events import Event
 from kgen.loop.graph import CHECKPOINT
@@ -32,7 +32,7 @@ def go(tmp_path: Path, cache: Path) -> Go:
         settings = asked.checked(OP)
         made = begin(Runs(tmp_path / "runs"), OP, settings, "kgen propose")
         events: list[Event] = []
-        ended = work_on(made, OP, settings, proposer, cache, events.append)
+        ended = work_on(made, OP, settings, proposer, cache, events.append, executor=Here())
         return made, ended, events
 
     return run
@@ -120,7 +120,7 @@ def test_when_time_is_up_candidates_say_so_and_can_be_tried_again(go: Go, cache:
     assert ended.outcome == "refused"
     assert codes(run) == [["compile.out_of_time"]]
     settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
-    assert work_on(run, OP, settings, ListProposer(), cache).outcome == "staged"
+    assert work_on(run, OP, settings, ListProposer(), cache, executor=Here()).outcome == "staged"
 
 
 def test_cost_ends_a_run(go: Go) -> None:
@@ -152,7 +152,7 @@ def test_a_finished_run_taken_up_again_does_nothing(go: Go, cache: Path) -> None
     before = {p: p.stat().st_mtime_ns for p in run.path.glob("0*/*")}
     settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
     proposer = ListProposer([source("never asked for")])
-    ended = work_on(run, OP, settings, proposer, cache)
+    ended = work_on(run, OP, settings, proposer, cache, executor=Here())
     assert ended.outcome == "staged"
     assert not proposer.requests
     assert {p: p.stat().st_mtime_ns for p in run.path.glob("0*/*")} == before
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_garbage_costs_nothing(go: Go, cache: Path) -> None:
     run, _, _ = go(ListProposer([source("a")]))
     (run.path / CHECKPOINT).write_bytes(b"\x00garbage" * 999)
     settings = Settings(OP.name, "list", archs=("sm_90a",), dims=("nano",), bins=(1, 8), interpret=False).checked(OP)
-    assert work_on(run, OP, settings, ListProposer(), cache).outcome == "staged"
+    assert work_on(run, OP, settings, ListProposer(), cache, executor=Here()).outcome == "staged"
 
 
 def test_the_checkpoint_holds_ids_and_no_source(go: Go) -> None:

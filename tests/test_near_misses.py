@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from near_misses.near import BASE, Near, nears
+from support.builds import shared
 
 from kgen.gates import numeric
 from kgen.gates.compile import CompileGate, CompileReport
@@ -27,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gate(cache: Path) -> Iterator[CompileGate]:
-    with CompileGate(OP, cache) as made:
+    with CompileGate(OP, cache, shared()) as made:
         yield made
 
 

@@ -4,22 +4,21 @@ The worked example of the documents passes; each planted fault is refused under 
 tested in test_ptx_*.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.builds import shared
 from support.loops import kgen
 
 from kgen.contract import Op
 from kgen.gates import numeric
 from kgen.gates.artefacts import Artefact
-from kgen.gates.builder.pool import Builder
 from kgen.gates.compile import CompileGate
 from kgen.gates.ptx import Kind
 from kgen.gates.runner.interpreted import CODES
 from kgen.gates.runner.job import PTX, ptx_spec
-from kgen.gates.sandbox import choose
 from kgen.ops import REGISTRY
 from kgen.proposers.families import FAMILIES, render
 from kgen.records import Candidate, GateResult, Origin, Status, Verdict
@@ -36,18 +35,17 @@ Made = Callable[[Op, str, int], Artefact]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     cache = tmp_path_factory.mktemp("cache")
-    with Builder(choose()) as builder:
 
-        def build(op: Op, source: str, tokens: int) -> Artefact:
-            with CompileGate(op, cache, builder) as gate:
-                problem = op.problem(op.pack.small, tokens, "sm_90a")
-                report = gate.run(Candidate(op.name, source, Origin("test")), [problem])
-                assert report.result.passed, report.result.message
-                return report.artefacts[0]
+    def build(op: Op, source: str, tokens: int) -> Artefact:
+        with CompileGate(op, cache, shared()) as gate:
+            problem = op.problem(op.pack.small, tokens, "sm_90a")
+            report = gate.run(Candidate(op.name, source, Origin("test")), [problem])
+            assert report.result.passed, report.result.message
+            return report.artefacts[0]
 
-        yield build
+    return build
 
 
 def judged(op: Op, artefact: Artefact, tmp_path: Path) -> GateResult:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.builds import shared
 from support.sets import ARCH, DIMS, KEY, OP, WIN, make_case
 
 from kgen.gates.compile import CompileGate
@@ -26,7 +27,7 @@ CURRENT = Current({OP: CONTRACT}, 1)
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BuildRecord, bytes]]:
     candidate = Candidate(OP, SOURCE, Origin("test"))
     try:
-        with CompileGate(REGISTRY.get(OP), tmp_path_factory.mktemp("cache")) as gate:
+        with CompileGate(REGISTRY.get(OP), tmp_path_factory.mktemp("cache"), shared()) as gate:
             report = gate.run(candidate, [REGISTRY.get(OP).problem(DIMS, BIN, ARCH)])
     except NoSandboxError as error:
         pytest.skip(str(error))

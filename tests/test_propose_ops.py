@@ -6,10 +6,10 @@ The projections' kernel family goes through the real compile gate here. Not cove
 import inspect
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.builds import shared
 from support.loops import called
 from support.requests import request
 
@@ -218,9 +218,8 @@ def families(name: str, count: int) -> list[Candidate]:
 
 
 @pytest.fixture(scope="module")
-def builder() -> Iterator[Builder]:
-    with Builder() as made:
-        yield made
+def builder() -> Builder:
+    return shared()
 
 
 # the widest of each kind; the others are built under make deep

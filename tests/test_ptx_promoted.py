@@ -1,15 +1,14 @@
 """Every promoted source, built at the small dims, is right in the PTX interpreter; each planted defect is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
+from support.builds import shared
 from support.committed import SET
 
 from kgen.gates import numeric
-from kgen.gates.builder.pool import Builder
 from kgen.gates.compile import CompileGate
 from kgen.gates.contract import DEFECTS
-from kgen.gates.sandbox import choose
 from kgen.loop.matrix import AROUND
 from kgen.ops import REGISTRY
 from kgen.records import Candidate, GateResult, Origin, Promotion, Status
@@ -20,20 +19,19 @@ Judge = Callable[[Promotion, tuple[int, ...], str], GateResult]
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     cache = tmp_path_factory.mktemp("cache")
-    with Builder(choose()) as builder:
 
-        def judge(promotion: Promotion, bins: tuple[int, ...], defect: str) -> GateResult:
-            op = REGISTRY.get(promotion.op)
-            source = KernelSet(SET).source(promotion)
-            with CompileGate(op, cache, builder) as gate:
-                problems = [op.problem(op.pack.small, n, "sm_90a") for n in bins]
-                report = gate.run(Candidate(op.name, source, Origin("test")), problems, defect)
-            assert report.result.passed, report.result.message
-            return numeric.interpret(op, report.artefacts, cache=cache / "linked")
+    def judge(promotion: Promotion, bins: tuple[int, ...], defect: str) -> GateResult:
+        op = REGISTRY.get(promotion.op)
+        source = KernelSet(SET).source(promotion)
+        with CompileGate(op, cache, shared()) as gate:
+            problems = [op.problem(op.pack.small, n, "sm_90a") for n in bins]
+            report = gate.run(Candidate(op.name, source, Origin("test")), problems, defect)
+        assert report.result.passed, report.result.message
+        return numeric.interpret(op, report.artefacts, cache=cache / "linked")
 
-        yield judge
+    return judge
 
 
 @pytest.mark.parametrize("candidate", PROMOTED, ids=lambda c: f"{PROMOTED[c].op} {c[:12]}")

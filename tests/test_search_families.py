@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+from support.builds import shared
 
 from kgen.gates.compile import CompileGate
 from kgen.gates.screen import screen
@@ -123,7 +124,7 @@ def first_of(kind: str) -> Variant:
 def test_each_kind_of_moe_shared_compiles_small(kind: str, tmp_path: Path) -> None:
     candidate = Candidate("moe_shared", render(first_of(kind)), Origin("test"))
     problems = [OP.problem("nano", tokens, "sm_90a") for tokens in (1, 16)]
-    with CompileGate(OP, tmp_path) as gate:
+    with CompileGate(OP, tmp_path, shared()) as gate:
         report = gate.run(candidate, problems)
     assert report.result.status is Status.PASS, report.result.message
     launches = [len(a.record.launches) for a in report.artefacts]
@@ -134,7 +135,7 @@ def test_attn_res_compiles_in_every_variant(tmp_path: Path) -> None:
     op = REGISTRY.get("attn_res")
     candidate = Candidate("attn_res", render(FAMILIES["attn_res"].known[0]), Origin("test"))
     problems = [op.problem("nano", 3, "sm_90a", {"variant": v}) for v in op.axes["variant"]]
-    with CompileGate(op, tmp_path) as gate:
+    with CompileGate(op, tmp_path, shared()) as gate:
         report = gate.run(candidate, problems)
     assert report.result.status is Status.PASS, report.result.message
 
@@ -142,7 +143,7 @@ def test_attn_res_compiles_in_every_variant(tmp_path: Path) -> None:
 def test_the_known_moe_shared_point_builds_for_both_archs_at_served_dims(tmp_path: Path) -> None:
     candidate = Candidate("moe_shared", render(FAMILIES["moe_shared"].known[0]), Origin("test"))
     problems = [OP.problem(OP.pack.served[0], 1, arch) for arch in ("sm_90a", "sm_103a")]
-    with CompileGate(OP, tmp_path) as gate:
+    with CompileGate(OP, tmp_path, shared()) as gate:
         report = gate.run(candidate, problems)
     assert report.result.status is Status.PASS, report.result.message
     assert all(k.stack_bytes == 0 for a in report.artefacts for k in a.record.kernels)

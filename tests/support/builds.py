@@ -1,5 +1,9 @@
-"""Real builds for the audit's tests: a shared builder, and the objects of the sample candidates."""
+"""Real builds: one builder for all tests that only want something built, and the objects of the sample candidates.
 
+Tests of the builder itself, of its faults and limits, make their own.
+"""
+
+import atexit
 from pathlib import Path
 
 from kgen.gates.audit.recorder import Argument
@@ -14,6 +18,16 @@ ARGUMENTS = [
     Argument("scale", "f32", None, 2.0),
     Argument("count", "i32", None, 5),
 ]
+
+_MADE: list[Builder] = []
+
+
+def shared() -> Builder:
+    """The builder of this process, whose servers have imported the compiler already; it ends with the process."""
+    if not _MADE or _MADE[-1]._closed:  # a gate that gives up at once closes it
+        _MADE.append(Builder())
+        atexit.register(_MADE[-1].close)
+    return _MADE[-1]
 
 
 def launch_signature(kind: str, arch: str = "sm_90a") -> Signature:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from support.builds import shared
+
 from kgen.contract import Op
 from kgen.gates import numeric
 from kgen.gates.artefacts import Artefact
@@ -16,7 +18,7 @@ from kgen.records import Candidate, GateResult, Origin, Problem
 def built(op: Op, variant: Variant, problems: Iterable[Problem], folder: Path) -> list[Artefact]:
     """In the order of the problems; an AssertionError with the gate's message where it refuses."""
     candidate = Candidate(op.name, render(variant), Origin("test"))
-    with CompileGate(op, folder) as gate:
+    with CompileGate(op, folder, shared()) as gate:
         report = gate.run(candidate, list(problems))
     assert report.result.passed, f"{dict(variant.values)}: {report.result.message}"
     return list(report.artefacts)

@@ -16,13 +16,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from support.builds import shared
 from support.forked import Forked
 
 from kgen.cli import boundary
 from kgen.cli.app import build
+from kgen.contract import Op
+from kgen.gates.compile import CompileGate
 from kgen.loop.session import begin
 from kgen.loop.settings import Settings
 from kgen.ops import REGISTRY
+from kgen.pool.local import LocalExecutor
 from kgen.proposers.base import Proposal, ProposalRequest, ProposerExhausted
 from kgen.records import Candidate, Origin
 from kgen.store.runs import Run, Runs
@@ -62,6 +66,14 @@ class ListProposer:
             raise ProposerExhausted("the list is used up")
         made = tuple(Candidate(OP.name, text, Origin("list")) for text in self.rounds.pop(0))
         return Proposal(made[: request.count])
+
+
+class Here(LocalExecutor):
+    """The executor of a run in this process, with the builder of all tests: starting another shows nothing new."""
+
+    def gate(self, op: Op, cache: Path, unsafe: bool = False) -> CompileGate:
+        assert not unsafe
+        return CompileGate(op, cache, shared(), workers=self.width)
 
 
 def recording(folder: Path, sources: Sequence[str]) -> Path:
