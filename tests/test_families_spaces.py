@@ -17,7 +17,6 @@ SPACES = [(op, index) for op, family in FAMILIES.items() for index in range(len(
 OF_ONE_SPACE = (
     "attn_res",
     "kda_core",
-    "lm_head_argmax",
     "mla_dcp_merge",
     "mla_decode",
     "mla_kv_append",

@@ -4,6 +4,7 @@
 """
 
 from kgen.gates.audit.limits import SMEM_BYTES
+from kgen.proposers.families import wgmma
 from kgen.proposers.families.family import Family
 from kgen.proposers.families.point import Variant
 from kgen.proposers.families.space import Choice, Limit, Point, Space
@@ -49,6 +50,7 @@ FAMILY = Family(
         Variant(TEMPLATE, BASE),
         Variant(TEMPLATE, {**BASE, "warps_r": 10, "warps_k": 1, "unroll": 2}),  # 128 bytes of a row a stage
         Variant(TEMPLATE, {**BASE, "ctas": 264}),  # two CTAs an SM: one streams as one ends
+        *wgmma.HEAD_KNOWN,
     ),
-    spaces=(SPACE,),
+    spaces=(SPACE, wgmma.HEAD_SPACE),
 )

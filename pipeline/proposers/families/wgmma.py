@@ -1,4 +1,4 @@
-"""Points with wgmma of the plain projections: weights stream through a ring by TMA, K is split over a cluster.
+"""Points with wgmma: weights stream through a ring by TMA; in plain projections K is split over a cluster.
 
 Limits are of an SM that holds two CTAs (a CTA of the next kernel beside one of these), and of clusters of 8 CTAs.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kgen.proposers.families.point import Variant
 from kgen.proposers.families.space import Choice, Limit, Point, Space
 
-TEMPLATE = "projection_wgmma.py.tmpl"
+TEMPLATE, HEAD = "projection_wgmma.py.tmpl", "lm_head_wgmma.py.tmpl"
 CLUSTER = 8  # CTAs that any GPU of the architecture places
 MMA = {"warps": 8, "unroll": 4, "blocks": 132}  # of the kernel for other architectures and fewer tokens
 
@@ -25,6 +25,16 @@ PARAMETERS = (
     Choice("share", (1, 2, 4)),
     Choice("ring", (72, 108, 208)),
     Choice("pdl", (True, False)),
+)
+
+
+HEAD_SPACE = Space("wgmma", HEAD, tuple(p for p in PARAMETERS if p.name in ("ctas", "share", "ring", "pdl")))
+HEAD_BASE = {"ctas": 132, "share": 2, "ring": 108, "pdl": True}
+HEAD_KNOWN = (
+    Variant(HEAD, HEAD_BASE),
+    Variant(HEAD, {**HEAD_BASE, "ring": 208}),  # all of an SM's shared memory in flight
+    Variant(HEAD, {**HEAD_BASE, "share": 4}),
+    Variant(HEAD, {**HEAD_BASE, "share": 1}),
 )
 
 
