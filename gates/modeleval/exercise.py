@@ -71,6 +71,7 @@ class Exercise:
     profiled: bool = False  # replays are cross-checked with the profiler
     given: bool = False  # experts by token id, the same on all sides (kgen.gates.modeleval.given)
     shortest: bool = False  # items as short as their task allows, else of its usual length
+    heads: bool = False  # what the latent attention layers give is kept and judged too (kgen.gates.modeleval.heads)
 
     @property
     def rows(self) -> int:
@@ -88,6 +89,7 @@ class Exercise:
         parts += [f"n{self.count}"] if self.count != self.requests else []
         parts += [self.drafter] if self.drafter else []
         parts += ["drift"] if self.states else []
+        parts += ["heads"] if self.heads else []
         parts += [f"s{self.steps}"] if self.kind == FREE else []
         return " ".join(parts)
 

@@ -30,7 +30,10 @@ class Done:
 
 
 def forced(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
-    """logits and hidden [kept steps, rows, ...]; states [checkpoints, layers, count, heads, 128, 128]."""
+    """logits and hidden [kept steps, rows, ...]; states [checkpoints, layers, count, heads, 128, 128].
+
+    Where the exercise wants them, heads [kept steps, rows, columns] too.
+    """
     tokens = exercise.steps * exercise.q
     batch = stage.prepare(exercise, mode, exercise.context + tokens)
     if exercise.kind == FILLED:
@@ -38,16 +41,18 @@ def forced(stage: Stage, exercise: Exercise, mode: str) -> Iterator[Done]:
     ids = token_ids(exercise, stage.seeds, batch.vocab, exercise.steps, batch.device)
     everyone = torch.full((exercise.count,), exercise.q, dtype=torch.int32, device=batch.device)
     at = {exercise.steps * (i + 1) // exercise.states - 1 for i in range(exercise.states)}
-    outs, states = [], []
+    outs, states, heads = [], [], []
     for step, row in enumerate(ids):
         out = batch.verify(row)
         batch.accept(everyone)
         if step % exercise.every == 0:
             outs.append(out)
+            heads += [batch.heads.rows(out.hidden.shape[0])] if batch.heads is not None else []
         if step in at:
             states.append(kept_states(batch.session))
     tensors = {name: torch.stack([getattr(out, name) for out in outs]) for name in ("logits", "hidden")}
-    yield Done(mode, tensors | ({"states": torch.stack(states)} if states else {}), [batch])
+    more = {name: torch.stack(kept) for name, kept in (("states", states), ("heads", heads)) if kept}
+    yield Done(mode, tensors | more, [batch])
 
 
 def kept_states(session: Session) -> torch.Tensor:

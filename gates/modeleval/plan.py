@@ -44,6 +44,7 @@ from kgen.gates.modeleval.exercise import (
     Way,
 )
 from kgen.gates.modeleval.given import ROUTER
+from kgen.gates.modeleval.heads import CONTEXT, QUERY
 from kgen.model.decoder.config import CONFIGS
 from kgen.records import Problem
 
@@ -194,6 +195,7 @@ class Planner:
         found += self._leftover(found)
         context, sequences, steps = s.filled
         found += self._fit(Exercise(FILLED, self.way, sequences, sequences, steps, self.last, self.q, context=context))
+        found += self._heads() if any(p.op == QUERY for p in self.problems) else []
         if not self.first:
             self.not_run[f"drift and free {self.name}"] = "measured at the first dims"
             return found
@@ -244,6 +246,18 @@ class Planner:
         if self.first:
             return (wide or rows == self.bins[0]) and q in (self.q, WIDTHS[1])
         return wide and q == self.q
+
+    def _heads(self) -> list[Exercise]:
+        """Where a query's builds sit, at a middle bin that mutants are built for: what the attention gives as well."""
+        s, few = self.sizes, [b for b in few_bins(self.bins) if b % self.q == 0]
+        if not few:
+            return []
+        rows = few[len(few) // 2]
+        requests, steps = rows // self.q, max(s.least, -(-s.rows // rows))
+        exercise = Exercise(
+            FILLED, self.way, requests, requests, steps, self.last, q=self.q, context=CONTEXT, brief=True, heads=True
+        )
+        return [exercise] if self._seated(exercise) else []
 
     def _padded(self) -> list[Exercise]:
         """The pack's padded counts in their bins; if none fits, three quarters of the widest bin."""

@@ -20,6 +20,7 @@ from kgen.gates.modeleval.paired import difference, mcnemar, pair
 from kgen.gates.modeleval.sides import Left, Record
 
 Key = tuple[str, str]  # exercise, mode
+Check = tuple[float, float, str]  # a ratio, the most that is allowed, what is so far
 POOLED: tuple[tuple[distance.Measure, float], ...] = (
     ("logits", at_most.POOLED),
     ("hidden", at_most.POOLED),
@@ -30,11 +31,15 @@ POOLED: tuple[tuple[distance.Measure, float], ...] = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One exercise in one mode: rows, the same rows with blocks of logits, and distances of states by checkpoint."""
+    """One exercise in one mode: rows, the same rows with blocks of logits, and distances of states by checkpoint.
+
+    `heads`: the same rows with the attention's output in the hidden row's place, where the exercise keeps it.
+    """
 
     rows: Rows
     logit_blocks: Rows
     states: torch.Tensor | None  # [checkpoints, layers, count]
+    heads: Rows | None = None
 
 
 def measure(exercises: Sequence[Exercise], side: Left, exact: Left, device: str) -> dict[Key, Measured]:
@@ -60,8 +65,17 @@ def _measure(exercise: Exercise, side: Record, exact: Record, device: str) -> Me
     if exercise.states:
         pairs = zip(got["states"], want["states"], strict=True)
         states = torch.stack([state_distances(g, w) for g, w in pairs]).cpu()
-    here = Rows(sequence, *(getattr(rows, name).cpu() for name in distance.FIELDS))
-    return Measured(here, replace(here, blocks=blocks.cpu()), states)
+    heads = None
+    if exercise.heads:
+        given, wanted = got["heads"].flatten(0, 1), want["heads"].flatten(0, 1)
+        heads = _kept(distance.rows(logits, given, want_logits, wanted, sequence))
+    here = _kept(rows)
+    return Measured(here, replace(here, blocks=blocks.cpu()), states, heads)
+
+
+def _kept(rows: Rows) -> Rows:
+    """On the CPU."""
+    return Rows(rows.sequence, *(getattr(rows, name).cpu() for name in distance.FIELDS))
 
 
 def judge(exercises: Sequence[Exercise], tested: Mapping[Key, Measured], stock: Mapping[Key, Measured]) -> Finding:
@@ -87,7 +101,7 @@ def judge(exercises: Sequence[Exercise], tested: Mapping[Key, Measured], stock: 
 
 
 def _single(key: Key, exercise: Exercise, tested: Measured, stock: Measured) -> tuple[list[Breach], dict[str, Any]]:
-    code, where = LONG_CONTEXT if exercise.kind == FILLED else LOGITS, " ".join(key)
+    code, where = LONG_CONTEXT if exercise.kind == FILLED and not exercise.heads else LOGITS, " ".join(key)
     t, s = tested.rows, stock.rows
     if t.not_finite:
         text = f"{where}: {t.not_finite} of {len(t.finite)} rows are not finite"
@@ -96,7 +110,7 @@ def _single(key: Key, exercise: Exercise, tested: Measured, stock: Measured) -> 
     block, local = _worst_block(t, s, beside=True)
     vocab, local_vocab = _worst_block(tested.logit_blocks, stock.logit_blocks, beside=True)
     place, far = _worst_sequence(t, s)
-    checks = (
+    checks: tuple[Check, ...] = (
         (hidden.low, at_most.SINGLE, "the hidden rows are surely"),
         (hidden.point, at_most.ALONE, "the hidden rows are"),
         (local, at_most.BLOCK_SINGLE, f"beside the others, {_columns(block)} of the hidden rows are"),
@@ -112,7 +126,26 @@ def _single(key: Key, exercise: Exercise, tested: Measured, stock: Measured) -> 
         "sequence": [place, brief(far)],
         "top1": [brief(float(side.right.double().mean())) for side in (t, s)],
     }
+    if tested.heads is not None and stock.heads is not None:
+        more, values["heads"] = _heads(tested.heads, stock.heads)
+        checks += more
     return [_farther(code, where, what, ratio, most) for ratio, most, what in checks if not ratio <= most], values
+
+
+def _heads(tested: Rows, stock: Rows) -> tuple[tuple[Check, ...], dict[str, Any]]:
+    """What is asked of hidden rows and their blocks, of what the attention gives: a block is one head of one layer."""
+    whole = distance.median_ratio("hidden", tested, stock).estimate
+    block, local = _worst_block(tested, stock, beside=True)
+    checks = (
+        (whole.low, at_most.SINGLE, "the attention's outputs are surely"),
+        (whole.point, at_most.ALONE, "the attention's outputs are"),
+        (local, at_most.BLOCK_SINGLE, f"beside the others, {_columns(block)} of the attention's outputs are"),
+    )
+    return checks, {
+        "outputs": shown(whole),
+        "stock": brief(float(stock.hidden.median())),
+        "block": [block, brief(local)],
+    }
 
 
 def _pooled(mode: str, tested: list[Measured], stock: list[Measured]) -> tuple[list[Breach], dict[str, Any]]:

@@ -15,6 +15,7 @@ from kgen.contract.op import Registry
 from kgen.gates.modeleval.census import config_of
 from kgen.gates.modeleval.exercise import GRAPH, Exercise, Seeds
 from kgen.gates.modeleval.given import GivenExperts
+from kgen.gates.modeleval.heads import KeptHeads
 from kgen.gates.modeleval.loaded import Launches, Seating, moved
 from kgen.model.bind import ReferenceBinder
 from kgen.model.decoder.config import config
@@ -37,6 +38,7 @@ class Batch:
     engine: DecoderEngine
     note: dict[str, Any]
     start: Launches
+    heads: KeptHeads | None = None  # where the exercise keeps them
     steps: int = 0
 
     @property
@@ -117,7 +119,7 @@ class Stage:
         self.seating.forget()
         if self.device != "cpu":
             torch.cuda.empty_cache()  # graphs of earlier batches keep theirs, and other processes need it
-        session, engine = self._session(exercise, requests, count, q, context)
+        session, engine, heads = self._session(exercise, requests, count, q, context)
         note: dict[str, Any] = {"mode": mode, "requests": requests, "q": q}
         note |= {"promoted": dict(self.seating.promoted), "stock": dict(self.seating.stock)}
         if mode == GRAPH:
@@ -126,23 +128,23 @@ class Stage:
             warm = engine.launches()
             session.capture()
             note |= {"warm": moved(before, warm), "captured": moved(warm, engine.launches())}
-        return Batch(session, engine, note, engine.launches())
+        return Batch(session, engine, note, engine.launches(), heads)
 
     def _session(
         self, exercise: Exercise, requests: int, count: int, q: int, context: int
-    ) -> tuple[Session, DecoderEngine]:
+    ) -> tuple[Session, DecoderEngine, KeptHeads | None]:
         weights, seating = self.weights(exercise), self.seating
         if self.exact:
             weights = Weights({**weights.tensors, "embed": weights["embed"].double()})
             seating = Seating(others=ReferenceBinder())
         given = GivenExperts(seating, weights, self.seeds.weights, self.device) if exercise.given else None
-        engine = DecoderEngine(
-            config_of(exercise.way), weights, self.registry, self.arch, given or seating, seating.launches
-        )
+        heads = KeptHeads(given or seating) if exercise.heads else None
+        binder = heads or given or seating
+        engine = DecoderEngine(config_of(exercise.way), weights, self.registry, self.arch, binder, seating.launches)
         session = engine.prepare(requests, count, q, context, graph=False)
         if given is not None:
             given.follow(session)
-        return session, engine
+        return session, engine, heads
 
 
 def _profiles(session: Session) -> list[dict[str, int]]:

@@ -13,6 +13,7 @@ import torch
 
 from kgen.contract import DTYPES, Role, Values
 from kgen.contract.op import Op
+from kgen.gates.builder import defects
 from kgen.records import Problem
 
 Outputs = dict[str, torch.Tensor]
@@ -42,6 +43,18 @@ def _tile_scale(op: Op, problem: Problem) -> StandIn:
     def alter(y: torch.Tensor) -> torch.Tensor:
         y = y.clone()
         y[..., : min(TILE, y.shape[-1] // 2)] *= TILE_FACTOR
+        return y
+
+    return _altered(op, problem, alter)
+
+
+def _head_tile(op: Op, problem: Problem) -> StandIn:
+    """The tile of an output with heads as the builder plants it: across a norm's columns, in the first head alone."""
+    begin, end = defects.tile(op.outputs(problem)[0].sizes(op.sizes(problem))[-1])
+
+    def alter(y: torch.Tensor) -> torch.Tensor:
+        y = y.clone()
+        y[:, 0, begin:end] *= defects.FACTOR
         return y
 
     return _altered(op, problem, alter)
@@ -180,6 +193,7 @@ STANDINS: Mapping[str, Callable[[Op, Problem], StandIn]] = {
     "": _stock,
     "reordered": _reordered,
     "tile_scale": _tile_scale,
+    "head_tile": _head_tile,
     "wide_only": _wide_only,
     "drop_last_k": _drop_last_k,
     "wrong_row": _wrong_row,
