@@ -52,6 +52,7 @@ COMMANDS = (
         "bench-agent",
         "bench-layer",
         "tune",
+        "watch",
         "api",
     ),
 )

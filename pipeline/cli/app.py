@@ -28,6 +28,7 @@ from kgen.cli import (
     runs,
     sets,
     tune,
+    watch,
 )
 
 HELP = "Agent-assisted CuTe DSL kernels: propose, prove, promote."
@@ -50,6 +51,7 @@ def build() -> typer.Typer:
         propose,
         replay,
         runs,
+        watch,
         lessons,
         gate,
         sets,

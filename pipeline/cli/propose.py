@@ -268,7 +268,7 @@ def drive(
     boundary.taken_up_by(f"kgen resume {run.id}{where}")
     if not quiet:
         output.say(f"run {run.id} in {run.path}")
-    with Watcher(quiet) as watcher:
+    with Watcher(quiet, run, op) as watcher:
         ended = work_on(run, op, settings, proposer, cache, watcher, set_path(kernels).path, executor)
     if ended.why and not quiet:
         output.say(f"ended: {ended.why}")
