@@ -47,5 +47,5 @@ def space(sizes: Mapping[str, str]) -> Space:
 def known(sizes: Mapping[str, str], parts: tuple[int, ...]) -> tuple[Variant, ...]:
     """By the `parts` of K that suit an op: the tiles of its CTAs are then about as many bytes as their activations."""
     base = {**sizes, **MMA, "from_tokens": 1, "ctas": 132, "share": 1, "ring": 108, "pdl": True}
-    shared = {**base, "parts": parts[0], "share": 2}
-    return (*(Variant(TEMPLATE, {**base, "parts": p}) for p in parts), Variant(TEMPLATE, shared))
+    changes: tuple[dict[str, int], ...] = (*({"parts": p} for p in parts), {"share": 2}, {"ring": 208})
+    return tuple(Variant(TEMPLATE, {**base, "parts": parts[0], **change}) for change in changes)
