@@ -227,6 +227,17 @@ def tile(name: str) -> Change:
     return change
 
 
+def one_row(name: str) -> Change:
+    """The first of two rows: medians over rows and sets do not see it."""
+
+    def change(got: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+        value = got[name].clone()
+        value[0] *= 1.05
+        return {**got, name: value}
+
+    return change
+
+
 def times(name: str, factor: float, since: int = 0) -> Change:
     return lambda got, number: {**got, name: got[name] * factor if number > since else got[name]}
 
@@ -250,6 +261,7 @@ def against(kind: str, op: str, change: Change) -> list[Column]:
         (MLA, "mla_q", times("query", 0.5), "value is|prefix is"),
         (MLA, "mla_out_gate", tile("y"), "value is"),
         (MLA, "moe_router", swapped, "router breaks a rule"),
+        (KDA, "moe_tail", one_row("delta"), "delta of one row is"),
     ],
 )
 def test_a_side_that_is_wrong_is_refused_before_it_is_timed(kind: str, op: str, change: Change, said: str) -> None:

@@ -51,7 +51,7 @@ def test_the_page_shows_ratio_floor_and_launches_of_the_record() -> None:
     page = markdown(LayerRecord((measured(),)))
     assert row(page, "| 1 | any") == [
         "1", "any", "400.0 (399.0 to 401.0)", "200.0 (199.0 to 201.0)", "80.0 (79.0 to 81.0)", "0.400", "64.0", "80%",
-        "12", "16.0",
+        "60 / 25 / 12", "16.0",
     ]  # fmt: skip
     assert row(page, "| pre") == ["pre", "attn_res", "stock", "20.0 (25%)"]
     assert row(page, "| in_proj")[2:] == ["c" * 12, "60.0 (75%)"]

@@ -1,7 +1,8 @@
 """`python -m kgen.gates.layer --set DIR --out FILE`: what `kgen bench-layer` does, where only torch is installed.
 
-Writes FILE (JSON) and FILE's name with `.md`. Exit status: 0 measured, 1 a point was refused, 2 usage, 3 no GPU here,
-4 some points are left or broke off: the same command goes on, 5 the kernel set is damaged.
+Writes FILE (JSON), FILE's name with `.md`, and a picture a point beside it. Exit status: 0 measured, 1 a point was
+refused, 2 usage, 3 no GPU here, 4 some points are left or broke off: the same command goes on, 5 the kernel set is
+damaged.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 
 from kgen.gates.environment import device_arch
+from kgen.gates.layer import picture
 from kgen.gates.layer.markdown import markdown
 from kgen.gates.layer.points import (
     CONTEXTS,
@@ -64,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
         return _complain(str(error), UNSOUND)
     except StoreError as error:
         return _complain(str(error), AGAIN)
-    args.out.with_suffix(".md").write_text(markdown(ended.record), encoding="utf-8")
+    page = args.out.with_suffix(".md")
+    page.write_text(markdown(ended.record, pictures=picture.write(ended.record, page)), encoding="utf-8")
     return status(ended)
 
 

@@ -5,7 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kgen.gates.layer.columns import CHAIN, COMPILED, NO_FUSION, NO_OVERLAP, NO_PROMOTED, UNFUSED, WITHOUT
+from kgen.gates.layer.columns import (
+    CHAIN,
+    COMPILED,
+    NO_FUSION,
+    NO_OVERLAP,
+    NO_PREFETCH,
+    NO_PROMOTED,
+    PREFETCH,
+    UNFUSED,
+    WITHOUT,
+)
 from kgen.gates.layer.points import ANY_CONTEXT, Point
 from kgen.gates.layer.record import LayerRecord, Measured, Side
 from kgen.model.decoder.swap import PROMOTED
@@ -17,14 +27,17 @@ SHOWN_KERNEL = 50  # characters of a kernel's name
 BARS = 60  # characters of a timeline
 
 
-def markdown(record: LayerRecord, stock: Stock | None = None) -> str:
-    """`stock`: figures of another engine in one of the settings, shown beside the points that they fit."""
+def markdown(record: LayerRecord, stock: Stock | None = None, pictures: Mapping[str, str] | None = None) -> str:
+    """`stock`: figures of another engine in one of the settings, shown beside the points that they fit. `pictures`:
+    point -> file beside the page."""
     lines = ["# Decode layers", "", *_head(record, stock)]
     for setting, kind in dict.fromkeys((m.job.point.setting, m.job.point.kind) for m in record.points):
         chosen = [m for m in record.points if (m.job.point.setting, m.job.point.kind) == (setting, kind)]
         chosen.sort(key=lambda m: (m.job.point.context, m.job.point.tokens))
         lines += ["", f"## {setting}, {kind}", "", *_times(chosen, stock), "", *_switches(chosen), "", *_parts(chosen)]
         lines += _timeline(next((m for m in chosen if m.timeline), None))
+        shown = [m.job.point.key for m in chosen if m.job.point.key in (pictures or {})]
+        lines += [line for key in shown for line in ("", f"![{key}: one replay]({(pictures or {})[key]})")]
     if record.refused:
         lines += ["", "## Not timed", "", *(f"- `{key}`: {why}" for key, why in sorted(record.refused.items()))]
     return "\n".join(lines) + "\n"
@@ -102,9 +115,13 @@ def _time_row(m: Measured, names: Sequence[str], stock: Stock | None, engine: bo
         ratio,
         f"{m.floor_us:.1f}" if m.floor_us else NOTHING,
         reached,
-        str(whole.launches) if whole and whole.launches >= 0 else NOTHING,
+        " / ".join(_launches(m.side(n)) for n in names),
         f"{m.experts:.1f}",
     ]
+
+
+def _launches(side: Side | None) -> str:
+    return str(side.launches) if side and side.launches >= 0 else NOTHING
 
 
 def _us(side: Side | None) -> str:
@@ -112,7 +129,8 @@ def _us(side: Side | None) -> str:
 
 
 SAID = {
-    NO_OVERLAP: "everything on one stream",
+    NO_OVERLAP: "all ops on one stream",
+    NO_PREFETCH: "without prefetch into L2",
     NO_FUSION: "projection and residual mix apart",
     NO_PROMOTED: "stock in all seats",
 }
@@ -128,9 +146,16 @@ def _switches(chosen: Sequence[Measured]) -> list[str]:
         cells = [f"{s.us:+.1f} ({s.ratio:.3f}: {s.low:.3f} to {s.high:.3f})" if (s := found.get(n)) else NOTHING
                  for n in names]  # fmt: skip
         rows.append([str(m.job.point.tokens), str(m.job.point.context), *cells])
-    said = [SAID.get(n, f"without the kernel of {n.removeprefix(WITHOUT)}") for n in names]
-    return ["What the chain takes longer without a technique, µs (ratio, interval):", "",
-            *_table(["tokens", "context", *said], rows)]  # fmt: skip
+    head = (
+        "What the chain takes longer with one thing changed, µs (ratio, interval); less than 1: that would be faster:"
+    )
+    return [head, "", *_table(["tokens", "context", *map(_said, names)], rows)]
+
+
+def _said(name: str) -> str:
+    if name.startswith(PREFETCH):
+        return f"with prefetch `{name.removeprefix(PREFETCH)}`"
+    return SAID.get(name, f"without the kernel of {name.removeprefix(WITHOUT)}")
 
 
 def _parts(chosen: Sequence[Measured]) -> list[str]:

@@ -52,6 +52,7 @@ def bench_layer(
     quiet: QuietOption = False,
 ) -> None:
     """Time whole decode layers: stock ops, torch.compile, and the kernel set's chain, each technique off in turn."""
+    from kgen.gates.layer import picture
     from kgen.gates.layer import record as records
     from kgen.gates.layer.markdown import markdown
     from kgen.gates.layer.run import Ended, run
@@ -66,8 +67,9 @@ def bench_layer(
             setting, layer, tokens, context, repetitions, seed, routing, compiled, each, device, kernels, prefetch
         )
         ended = run(jobs, out, seconds, (lambda line: None) if quiet else output.say)
-    page = markdown(ended.record, figures)
-    out.with_suffix(".md").write_text(page, encoding="utf-8")
+    place = out.with_suffix(".md")
+    page = markdown(ended.record, figures, picture.write(ended.record, place))
+    place.write_text(page, encoding="utf-8")
     if json:
         output.emit(ended.record)
     else:
