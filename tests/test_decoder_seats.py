@@ -1,10 +1,13 @@
 """What a decode model asks of the callables in its seats: in-place writes suffice, blocks open where they should."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from support.decoders import CONTEXT, session, tokens, weights
 
 from kgen.contract import Op, Role, Values
+from kgen.contract.op import Registry
 from kgen.model.bind import OpCall, StockBinder, seat_call
 from kgen.model.decoder.config import Config, config
 from kgen.model.decoder.draw import draw
@@ -12,6 +15,7 @@ from kgen.model.decoder.session import Session
 from kgen.model.decoder.step import DecodeStep
 from kgen.model.decoder.weights import checksum
 from kgen.ops import REGISTRY
+from kgen.ops.mla_dcp_merge import MlaDcpMerge
 from kgen.records import Problem
 
 NANO = config("nano-random")
@@ -53,6 +57,34 @@ def decoded(binder: object, model: Config, q: int) -> torch.Tensor:
 def test_kernels_that_write_in_place_give_the_stock_model(q: int, changes: dict[str, object]) -> None:
     model = config("nano-random", **changes)
     assert torch.equal(decoded(InPlace(), model, q), decoded(StockBinder(), model, q))
+
+
+class WideMerge(MlaDcpMerge):
+    """The small dims of a group of five, of which a context may be split over fewer."""
+
+    dims: ClassVar = {**MlaDcpMerge.dims, "nano": {**MlaDcpMerge.dims["nano"], "ranks": 5}}
+
+
+def test_a_group_whose_ranks_do_not_all_hold_context_merges_the_same_rows() -> None:
+    ops = Registry({**REGISTRY.ops, "mla_dcp_merge": WideMerge()})
+    model, given = config("nano-random", dcp=2), tokens(5, 3)
+    shapes = set()
+
+    class Looking(StockBinder):
+        def bind(self, op: Op, problem: Problem, seat: str) -> OpCall:
+            stock = super().bind(op, problem, seat)
+
+            def call(values: Values) -> dict[str, torch.Tensor]:
+                if op.name == "mla_dcp_merge":
+                    shapes.add((tuple(values["lat"].shape), tuple(values["lse"].shape)))  # type: ignore[union-attr]
+                return stock(values)
+
+            return call
+
+    wide = Session(DecodeStep(model, weights(), 4, 1, "", Looking(), ops), 3, CONTEXT).teacher_forced(given)
+    assert shapes == {((5, 4, 2, 512), (5, 4, 2))}
+    plain = Session(DecodeStep(model, weights(), 4, 1, "", StockBinder(), REGISTRY), 3, CONTEXT).teacher_forced(given)
+    assert torch.equal(wide.logits, plain.logits)
 
 
 class Watch:

@@ -61,6 +61,12 @@ def test_sections_come_in_the_order_that_a_reviewer_reads(promotable: Document) 
     assert sections(markdown(promotable)) == expected
 
 
+def test_the_command_to_repeat_has_no_places_of_the_machine_that_ran_it(promotable: Document) -> None:
+    given = "kgen propose --op moe_shared --runs /home/somebody/runs --seed 3 --set '/tmp/a set' -q"
+    text = markdown(replace(promotable, run=replace(promotable.run, command=given)))
+    assert "kgen propose --op moe_shared --seed 3 -q\n" in text and "/home" not in text and "a set" not in text
+
+
 def test_the_gate_table_has_all_four_gates_with_status_and_code(promotable: Document) -> None:
     table = rows(markdown(promotable), "Gates")
     assert [r[0] for r in table] == ["compile", "unit-numeric", "full-model-eval", "perf-sweep"]

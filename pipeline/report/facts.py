@@ -4,6 +4,7 @@ Built objects, candidates, environment, provenance, and the commands that repeat
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from kgen.gates.contract import GATE_CONTRACT
@@ -169,12 +170,19 @@ def spent(doc: Document) -> str:
 
 def reproduce(doc: Document) -> str:
     """Shell commands, a line each."""
-    lines = [doc.run.command or f"kgen propose --op {doc.op.name} --seed {doc.settings.seed}"]
+    lines = [_anywhere(doc.run.command) or f"kgen propose --op {doc.op.name} --seed {doc.settings.seed}"]
     if doc.settings.proposer in ASKED:
         lines = [f"# was: {lines[0]}", f"{_matrix(doc)} --replay {doc.run.id}"]
     lines += [f"kgen kit {doc.run.id} -o kit.pyz   # then, on a GPU host: python kit.pyz"]
     lines += ["kgen ingest evidence.json --raw raw.json.xz", f"kgen report {doc.run.id}"]
     return "\n".join(lines)
+
+
+def _anywhere(command: str) -> str:
+    """A command without the places of the machine on which it was given: a reader has others."""
+    words = shlex.split(command)
+    places = {at + here for at, word in enumerate(words) if word in ("--runs", "--set") for here in (0, 1)}
+    return shlex.join(word for at, word in enumerate(words) if at not in places)
 
 
 def _matrix(doc: Document) -> str:

@@ -14,6 +14,7 @@ from kgen.model.decoder.config import FUSED_OPROJ
 from kgen.model.decoder.residual import Residual
 from kgen.model.decoder.seats import Seats
 from kgen.model.decoder.state import State
+from kgen.ops.mla_math import EMPTY_LSE
 from kgen.ops.pack import RMS_EPS
 
 Part = Mapping[str, torch.Tensor]
@@ -53,6 +54,7 @@ class Mla:
         self._attend = [seats.bind("mla_decode", f"layers.{layer}.attend.{r}", axes) for r in shards]
         joined = "mla_out_gate" if self.dcp == 1 else "mla_dcp_merge"
         self.gate: OpCall = seats.bind(joined, f"layers.{layer}.value")
+        self._empty = 0 if self.dcp == 1 else max(0, seats.sizes(joined)["ranks"] - self.dcp)
 
     def project(self, a: torch.Tensor) -> torch.Tensor:
         return self._in({"x": a, "w_in": self.w["w_in"]})["p"]
@@ -74,6 +76,9 @@ class Mla:
             lengths = state.request_lengths().repeat_interleave(state.q)
             return self.gate({"lat": found[0]["lat"], "w_uv": w_uv, "p": p, "lengths": lengths})["y"]
         lat, lse = (torch.stack([f[name] for f in found]) for name in ("lat", "lse"))
+        if self._empty:  # the op merges what all ranks of its group hold: those without a part of the context, nothing
+            lat = torch.cat([lat, lat.new_zeros((self._empty, *lat.shape[1:]))])
+            lse = torch.cat([lse, lse.new_full((self._empty, *lse.shape[1:]), EMPTY_LSE)])
         return self.gate({"lat": lat, "lse": lse, "w_uv": w_uv, "p": p})["y"]
 
     def _shard(self, r: int, p: torch.Tensor, query: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
