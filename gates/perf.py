@@ -9,7 +9,8 @@ perf.wrong, .impossible, .no_win, .crash, .timeout (fail); perf.runner (error); 
 The headline is the graph column: a bin stays in the envelope when the 95 % upper bound of candidate / best baseline is
 at most 1.00 (win) or 1.03 (tie) there, at the bin itself, at every padded count that the bin serves, and in every
 scenario of the op (contexts, routings, ...: at SCENARIO_BINS, without the chain, against stock and champion). Scenarios
-whose values do not fit into memory are left out, and the evidence says so.
+whose values do not fit into memory are left out, and the evidence says so. Where an op has more baselines than its
+stock (kgen.ops.baselines), they are timed at every point that they fit.
 Not covered: vLLM's own kernels as baselines, several GPUs.
 """
 
@@ -33,6 +34,7 @@ from kgen.gates.runner.host import Outcome, running
 from kgen.gates.runner.job import Built, LoadSpec, spec
 from kgen.gates.runner.perf import CHAINED, COLD, COMPILE, GRAPH, STOCK, PointJob
 from kgen.gates.skipping import fitting, skip_without
+from kgen.ops import baselines
 from kgen.records import GateResult, PerfPoint, Problem, Status, to_json
 from kgen.records.envelope import HEADLINE, envelope
 
@@ -148,18 +150,19 @@ def make_jobs(
     """Each bin at its full count, then the padded counts it serves, then the scenarios; fresh secret seeds."""
     champions = {c.problem.key: c for c in champion}
     compiled_at = {*op.pack.quick_bins, op.pack.bins[-1]}  # torch.compile of the whole op is slow: few points
-    jobs = []
+    stock, jobs = (STOCK, COMPILE), []
     for each in specs:
         bin_ = each.problem.tokens
         scenarios = [f.name for f in op.scenarios] if bin_ in SCENARIO_BINS else []
         points = [*((n, "") for n in counts(op, bin_, each.problem)), *((bin_, name) for name in scenarios)]
         for tokens, scenario in points:
+            more = baselines.fitting(each.problem, tokens)
             jobs.append(
                 PointJob(
                     spec=each,
                     tokens=tokens,
                     repetitions={c: n for c, n in repetitions.items() if c != CHAINED or (op.chain and not scenario)},
-                    baselines=(STOCK, COMPILE) if tokens in compiled_at and not scenario else (STOCK,),
+                    baselines=(*(stock if tokens in compiled_at and not scenario else stock[:1]), *more),
                     seed=secrets.randbits(SEED_BITS),
                     other_seed=secrets.randbits(SEED_BITS),
                     order_seed=secrets.randbits(SEED_BITS),

@@ -112,10 +112,11 @@ def scenario_points(name: str, tokens: int) -> list[tuple[int, str, tuple[str, .
     return [(j.tokens, j.scenario, j.baselines, list(j.repetitions)) for j in jobs if j.scenario]
 
 
-def test_scenarios_are_timed_at_three_bins_against_stock_without_the_chain() -> None:
+def test_scenarios_are_timed_at_three_bins_against_stock_and_more_baselines_without_the_chain() -> None:
     names = ["routing_trace", "routing_uniform", "routing_same", "routing_request"]
-    for tokens in (1, 8, 64):
-        assert scenario_points("moe_experts", tokens) == [(tokens, n, ("stock",), [GRAPH, COLD]) for n in names]
+    few, many = ("fused_mxfp4", "gemv_bf16", "grouped_bf16"), ("grouped_bf16", "all_bf16")
+    for tokens, more in ((1, few), (8, few), (64, many)):
+        assert scenario_points("moe_experts", tokens) == [(tokens, n, ("stock", *more), [GRAPH, COLD]) for n in names]
     assert scenario_points("moe_experts", 2) == scenario_points("moe_experts", 16) == []
     assert scenario_points("kda_core", 8) == []
     assert [s for _, s, _, _ in scenario_points("attn_res", 1)] == ["nb0", "nb2", "nb6", "nb8", "nb4_write"]

@@ -288,12 +288,13 @@ class Contestant:
 
 
 class Functional:
-    """A baseline: a torch function from values to outputs, over its own rotation."""
+    """A baseline: a torch function from values to outputs, over its own rotation; `beside`: more values of each set."""
 
-    def __init__(self, name: str, run: Callable[[Values], Any], turns: Rotation) -> None:
+    def __init__(self, name: str, run: Callable[[Values], Any], turns: Rotation, beside: Sequence[Values] = ()) -> None:
         self.name, self.run, self.turns = name, run, turns
         self.device = turns.sets[0].device
-        self.values = [s.values() for s in turns.sets]
+        more = beside or [{}] * len(turns.sets)
+        self.values = [{**s.values(), **own} for s, own in zip(turns.sets, more, strict=True)]
 
     def graph(self) -> timing.Side:
         count = timing.calls_for(len(self.values))

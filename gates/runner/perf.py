@@ -18,13 +18,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from kgen.contract import Op
+from kgen.contract import Op, Values
 from kgen.gates import timing
 from kgen.gates.runner import subject
 from kgen.gates.runner.contestants import Contestant, Functional, chain_seed, rotation, set_values
 from kgen.gates.runner.job import LoadSpec
 from kgen.gates.runner.out import Out
 from kgen.ops import REGISTRY
+from kgen.ops.baselines import BASELINES
 from kgen.records import from_json
 from kgen.records.codec import OPTIONAL
 
@@ -134,6 +135,7 @@ def _baselines(
     true_problem = replace(point.spec.problem, tokens=point.tokens)
     turns = rotation(op, true_problem, point.other_seed, device, family=point.scenario)
     made: list[tuple[str, Contestant | Functional]] = []
+    copies: dict[object, list[Values]] = {}  # by what made them: baselines share them
     for name in point.baselines:
         if name == STOCK:
             run = op.stock(true_problem, torch.compile) if compiled else op.stock(true_problem)
@@ -141,6 +143,12 @@ def _baselines(
         elif name == COMPILE and compiled:
             whole: Any = torch.compile(op.stock(true_problem), dynamic=False)
             made.append((name, Functional(name, whole, turns)))
+        elif name not in (STOCK, COMPILE):
+            more = BASELINES[op.name][name]
+            if more.prepare is not None and more.prepare not in copies:
+                copies[more.prepare] = [more.prepare(s.values()) for s in turns.sets]
+            run = more.make(true_problem, torch.compile if compiled else None)
+            made.append((name, Functional(name, run, turns, copies.get(more.prepare, ()))))
     if point.champion is not None:
         champion, family = point.champion, point.scenario
         own = rotation(op, champion.problem, point.other_seed, device, champion.workspaces, point.tokens, family)
