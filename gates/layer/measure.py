@@ -25,6 +25,7 @@ from kgen.gates.layer.chain import cuda
 from kgen.gates.layer.check import Built, Outputs, Refused
 from kgen.gates.layer.columns import (
     CHAIN,
+    COMPILED,
     NO_OVERLAP,
     NO_PREFETCH,
     PREFETCH,
@@ -43,6 +44,7 @@ from kgen.gates.statistics import median, ratio_interval
 from kgen.model.decoder.swap import STOCK, Seated
 
 CUT_REPETITIONS = 20  # of the chains that are cut: medians of a share, not of a claim
+COUNTED = (UNFUSED, COMPILED, CHAIN)  # sides whose launches are profiled: a second each
 PLACES = 3  # of a kept sample, in µs
 AHEAD_CYCLES = (
     2_000_000  # 1 ms of spinning before a replay: a graph of forks takes the host longer than the clock's own
@@ -66,9 +68,10 @@ def measure(job: Job, registry: Registry, say: Say = lambda line: None, chosen: 
         say(f"{job.point.key}: {len(bench.sets)} sets, {len(bench.sides)} sides")
         ratios, worst, eager = judge(bench)
         say(f"{job.point.key}: right; timing")
-        samples, timelines = _timed(bench, eager)
+        samples = _timed(bench, eager)
         parts = _parts(bench)
-    sides = tuple(_side(name, times, timelines[name], job.seed) for name, times in samples.items())
+        timelines = _timelines(bench)
+    sides = tuple(_side(name, times, timelines.get(name), job.seed) for name, times in samples.items())
     here = environment()
     limits = rates(here.gpu)
     rate = limits.read if limits is not None and job.device != "cpu" else 0.0
@@ -180,18 +183,28 @@ def _bound(call: Callable[[int], None], k: int) -> timing.Call:
     return lambda: call(k)
 
 
-def _timed(
-    bench: Bench, eager: Mapping[str, list[torch.Tensor]]
-) -> tuple[dict[str, list[float]], dict[str, tuple[Kernel, ...] | None]]:
-    """Samples by side, and what one call of each launches. Raises Refused."""
+def _ends(bench: Bench, side: Sequence[Built]) -> list[timing.Call]:
+    """What ends a capture of this side."""
+    return [bench.puller.join] if side[0].pulls and bench.puller is not None and bench.pulling else []
+
+
+def _timelines(bench: Bench) -> dict[str, tuple[Kernel, ...] | None]:
+    """What one call launches, of the sides that are looked at most. Behind the clock: a profiler leaves traces."""
+    device, found = bench.job.device, dict[str, tuple[Kernel, ...] | None]()
+    for name in COUNTED:
+        if side := bench.sides.get(name):
+            calls, _ = _calls(bench, side, [])
+            found[name] = kernels(timing.capture([calls[0], *_ends(bench, side)], device), device)
+    return found
+
+
+def _timed(bench: Bench, eager: Mapping[str, list[torch.Tensor]]) -> dict[str, list[float]]:
+    """Samples by side. Raises Refused."""
     device, sides, left = bench.job.device, [], {}
-    timelines: dict[str, tuple[Kernel, ...] | None] = {}
     for name, built in bench.sides.items():
         left[name] = [bench.sets[0].delta]
         calls, restore = _calls(bench, built, left[name])
-        ends = [bench.puller.join] if built[0].pulls and bench.puller is not None else []
-        timelines[name] = kernels(timing.capture([calls[0], *ends], device), device)
-        replay = timing.capture([*calls, *ends], device)
+        replay = timing.capture([*calls, *_ends(bench, built)], device)
         sides.append(timing.Side(name, replay, len(calls), before=restore))
     samples = timing.interleave(sides, bench.job.repetitions, bench.clock, random.Random(bench.job.seed))
     for side in sides:
@@ -200,7 +213,7 @@ def _timed(
         for number in range(len(bench.sets)):
             last = bench.calls - len(bench.sets) + number
             check.same(side.name, left[side.name][last], eager[side.name][number])
-    return samples, timelines
+    return samples
 
 
 def _parts(bench: Bench) -> tuple[Part, ...]:
@@ -217,6 +230,7 @@ def _parts(bench: Bench) -> tuple[Part, ...]:
     times = timing.interleave(sides, min(CUT_REPETITIONS, bench.job.repetitions), bench.clock, random.Random(1))
     for side in built:
         side.tap.cut = None
+    bench.pulling = True
     upto = [0.0, *(median(times[str(n)]) for n in range(1, len(heard) + 1))]
     seated = _seated(built[0])
     found = []
