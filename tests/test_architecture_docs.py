@@ -39,6 +39,7 @@ COMMANDS = (
         "verify",
         "status",
         "report",
+        "catalogue",
         "evidence",
         "export",
         "kit",

@@ -8,23 +8,24 @@ from typing import Any
 
 from kgen.gates.kit_results import TOGETHER
 from kgen.gates.kit_units import GATE_NAMES
-from kgen.records import GATES, PerfPoint, Status
+from kgen.records import GATES, PerfPoint
 from kgen.report.document import Entry
-from kgen.report.plain import Code, Figure, Table, percent, sci, us
+from kgen.report.plain import Code, Figure, Mark, Table, percent, sci, us
 
-MARK: Mapping[Status, str] = {Status.PASS: "✅", Status.FAIL: "❌", Status.ERROR: "⚠️", Status.SKIP: "⏭️"}
 NUMERIC, MODEL = GATE_NAMES["numeric"], GATE_NAMES["model"]
+KEPT = "its result stays with the run; what was built and audited stands below"
 Row = Mapping[str, Any]
 
 
-def gates(entry: Entry) -> Table:
+def gates(entry: Entry, missing: str = "not run") -> Table:
+    """`missing`: what is said of a gate without a result."""
     rows: list[tuple[str, ...]] = []
     for gate in GATES:
         result = entry.result(gate)
         if result is None:
-            rows.append((gate, "–", "", "not run", ""))
+            rows.append((gate, "–", "", missing, ""))
             continue
-        mark = f"{MARK[result.status]} {result.status}{' (interpreted)' if result.interpreted else ''}"
+        mark = Mark(f"{result.status}{' (interpreted)' if result.interpreted else ''}")
         rows.append((gate, mark, Code(result.code), result.message, f"{result.seconds:.1f}"))
     return Table(("gate", "status", "code", "what it found", "s"), tuple(rows), (4,))
 

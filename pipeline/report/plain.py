@@ -19,6 +19,19 @@ class Figure(str):
     __slots__ = ()
 
 
+class Mark(str):
+    """A gate's status, perhaps with a word to it: shown with its sign or colour."""
+
+    __slots__ = ()
+
+
+class Strong(str):
+    """Words that must not be missed."""
+
+    __slots__ = ()
+
+
+Pieces = tuple[str, ...]  # of a paragraph, to be set one after the other
 Cell = str | tuple[str, ...]
 
 

@@ -3,16 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kgen.diagnosis.shown import of_failure
-from kgen.records import PerfPoint, Status
-from kgen.records.envelope import HEADLINE, envelope
-from kgen.records.manifest import OWN_KEY
-from kgen.report import judged
-from kgen.report.document import Document, Entry
-from kgen.report.facts import counts
-from kgen.report.text import cell, code, details, grid
+from kgen.records import PerfPoint
+from kgen.records.envelope import HEADLINE
+from kgen.report import judged, verdict
+from kgen.report.document import Document
+from kgen.report.text import cell, code, details, grid, set_in_line
 
-MOST_FOUND = 3
 NUMBERS = (
     "Relative L2 distances to true float64 and to float64 rounded as the op says; each line is the most strained of"
     " its dims and output."
@@ -27,53 +23,9 @@ DEPARTURES = (
 
 def headline(doc: Document) -> str:
     """The verdict, in one line and one paragraph."""
-    subject = doc.subject
-    if subject is None:
-        return f"# {doc.op.name}: nothing was proposed\n\nNext: {code(doc.next_command)}"
-    name = code(subject.candidate.id[:12])
-    title = f"# {doc.op.name}: {subject.state.upper()}: candidate {name}"
-    return f"{title}\n\n{SAY[subject.state](doc, subject)}\n\nNext: {code(doc.next_command)}"
-
-
-def _promotable(doc: Document, entry: Entry) -> str:
-    evidence = entry.evidence
-    labels = list(envelope(evidence.points).values()) if evidence else []
-    where = f" on {cell(evidence.environment.gpu)} ({evidence.arch})" if evidence else ""
-    trust = "" if entry.trust == OWN_KEY else " **The evidence is self-reported: it promotes only with `--trust`.**"
-    said = f"All four gates passed{where}: {labels.count('win')} points win, {labels.count('tie')} tie"
-    return f"{said}, worst upper bound {entry.ratio:.3f} of the best baseline.{trust} {counts(doc)}"
-
-
-def _staged(doc: Document, entry: Entry) -> str:
-    waiting = [r.gate for r in entry.results if r.status is Status.SKIP or r.interpreted]
-    builds = entry.sound_builds
-    archs = ", ".join(dict.fromkeys(b.problem.arch for b in builds))
-    said = f"It was built and audited at {len(builds)} points ({archs}). **Not proven yet: {', '.join(waiting)}**"
-    numbers = entry.result(judged.NUMERIC)
-    right = " Its numbers are right in the PTX interpreter." if numbers and numbers.interpreted else ""
-    return f"Everything that can be checked without a GPU passed.{right} {said}: a GPU has to say. {counts(doc)}"
-
-
-def _failed(doc: Document, entry: Entry) -> str:
-    failed = entry.verdict.failed
-    assert failed is not None  # that is what its state says
-    blame = "The tool or the machine failed" if failed.status is Status.ERROR else "Refused"
-    return f"{blame} at {failed.gate}: {code(failed.code)}: {cell(failed.message)} {counts(doc)}"
-
-
-def _unfinished(doc: Document, entry: Entry) -> str:
-    why = "; ".join(f"{code(r.code)}: {cell(r.message)}" for r in entry.results)
-    return f"No candidate came to a verdict about all that can be checked here. {why} {counts(doc)}"
-
-
-SAY = {
-    "promotable": _promotable,
-    "staged": _staged,
-    "failed": _failed,
-    "error": _failed,
-    "not chosen": _unfinished,
-    "unfinished": _unfinished,
-}
+    said = verdict.paragraph(doc)
+    parts = [f"# {set_in_line(verdict.title(doc))}", set_in_line(said), f"Next: {code(doc.next_command)}"]
+    return "\n\n".join(part for part in parts if part)
 
 
 def gates(doc: Document) -> str:
@@ -82,15 +34,8 @@ def gates(doc: Document) -> str:
 
 def found(doc: Document) -> str:
     """The most informative findings about a candidate that a gate refused, one line each."""
-    lines = [f"* {cell(line)}" for line in findings(doc.subject)]
+    lines = [f"* {cell(line)}" for line in verdict.findings(doc.subject)]
     return "## What was found\n\n" + "\n".join(lines) if lines else ""
-
-
-def findings(entry: Entry | None) -> list[str]:
-    failed = entry.verdict.failed if entry else None
-    if failed is None or failed.status is not Status.FAIL:
-        return []
-    return [f.line for f in of_failure(failed).findings[:MOST_FOUND]]
 
 
 def numeric(doc: Document) -> str:

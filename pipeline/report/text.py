@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from kgen.report.plain import Cell, Code, Figure, Table, cut
+from kgen.report.plain import Cell, Code, Figure, Mark, Pieces, Strong, Table, cut
 
 CELL = 220  # characters of a message in a table
 LOG = 3000  # characters of a log
 CODE = 120
+MARK = {"pass": "✅", "fail": "❌", "error": "⚠️", "skip": "⏭️"}  # by a gate's status
 # what Markdown or HTML would act on; an underscore inside a word is none of it
 LIVE = re.compile(r"[&<>|\\`*\[\]#@~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -15,7 +16,18 @@ NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 def cell(text: object, limit: int = CELL) -> str:
     """One line without live markup: no pipes, HTML, links, mentions or code fences of its own."""
-    return LIVE.sub(lambda m: NAMED.get(m[0], f"&#{ord(m[0])};"), cut(text, limit))
+    return _inert(cut(text, limit))
+
+
+def _inert(text: str) -> str:
+    return LIVE.sub(lambda m: NAMED.get(m[0], f"&#{ord(m[0])};"), text)
+
+
+def set_in_line(pieces: Pieces) -> str:
+    """A paragraph."""
+    return "".join(
+        code(p) if isinstance(p, Code) else f"**{_inert(p)}**" if isinstance(p, Strong) else _inert(p) for p in pieces
+    )
 
 
 def code(text: object) -> str:
@@ -41,6 +53,8 @@ def _inline(content: Cell, limit: int) -> str:
         return " ".join(_inline(part, limit) for part in content)
     if isinstance(content, Figure):
         return content
+    if isinstance(content, Mark):
+        return f"{MARK[content.split()[0]]} {content}"
     return code(content) if isinstance(content, Code) else cell(content, limit)
 
 
