@@ -53,7 +53,7 @@ class CounterSet:
 
 def chosen(op: Op, builds: Sequence[B], arch: str) -> list[B]:
     """The fewest and the most tokens of what is served on this arch: a profiled run of each takes seconds."""
-    served = [b for b in builds if b.record.problem.arch == arch and b.record.problem.dims in op.pack.served]
+    served = [b for b in builds if b.record.problem.arch == arch and b.record.problem.dims in op.served]
     ordered = sorted((b for b in served if not b.record.defect), key=lambda b: b.record.problem.tokens)
     return ordered[:1] + ordered[-1:] if len(ordered) > 1 else ordered
 

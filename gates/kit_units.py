@@ -94,7 +94,7 @@ def carried_in(objects: Path, build: BuildRecord) -> Carried:
 
 def covers(gate: str, build: BuildRecord, op: Op) -> bool:
     """Whether this gate has to judge this build: only the dims that a promotion claims are timed."""
-    return gate != "perf" or build.problem.dims in op.pack.served
+    return gate != "perf" or build.problem.dims in op.served
 
 
 def wants(key: str, wanted: Sequence[str]) -> bool:

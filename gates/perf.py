@@ -82,11 +82,11 @@ def run_specs(
     stall: float = STALL_SECONDS,
     next_command: str = "",
 ) -> tuple[GateResult, tuple[PerfPoint, ...], dict[str, Any]]:
-    """As `run`, over load specs. `dims`: those swept (default: the pack's served ones)."""
+    """As `run`, over load specs. `dims`: those swept (default: the op's served ones)."""
     started = time.monotonic()
     if (skipped := skip_without(device, op, specs, GATE, "perf", next_command)) is not None:
         return skipped, (), {}
-    served = op.pack.served if dims is None else dims
+    served = op.served if dims is None else dims
     swept = [s for s in specs if s.problem.dims in served]
     chosen = fitting(swept, "" if device == "cpu" else device_arch())
     if not chosen:

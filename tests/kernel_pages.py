@@ -119,7 +119,7 @@ def propose_command(promotion: Promotion, found: Evidence) -> str:
     dims, bins = {p.dims for p in problems}, sorted({p.tokens for p in problems})
     who = f"--proposer search --seed 0 --candidates {at + 1}" if at is not None else "--proposer mailbox --mailbox DIR"
     words = [f"kgen propose --op {op.name} {who}"]
-    if dims != {*op.pack.served, op.pack.small}:
+    if dims != {*op.served, op.pack.small}:
         words += [f"--dims {name}" for name in sorted(dims)]
     if tuple(bins) != tuple(sorted(op.pack.bins)):
         words += [f"--tokens {n}" for n in bins]

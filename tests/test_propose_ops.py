@@ -38,7 +38,7 @@ def settings(op: str, **more: object) -> Settings:
 def test_the_default_matrix_of_every_op_is_what_it_serves_at_its_default_axes(name: str) -> None:
     op, chosen = REGISTRY.get(name), settings(name)
     problems = matrix.full(op, chosen)
-    assert chosen.dims == (*op.pack.served, op.pack.small) and chosen.axes == {}
+    assert chosen.dims == (*op.served, op.pack.small) and chosen.axes == {}
     assert {p.dims for p in problems} == set(chosen.dims) and {p.arch for p in problems} == set(ARCHS)
     assert {p.tokens for p in problems} == set(op.pack.bins)
     assert {tuple(p.axes.items()) for p in problems} == {tuple((k, v[0]) for k, v in op.axes.items())}
@@ -301,3 +301,8 @@ def test_a_change_of_one_choice_leaves_the_dims_of_an_op_alone() -> None:
     assert {(v["outputs"], v["inputs"]) for v in values} == {("width", "hidden")}
     best = found[0].origin.detail["values"]
     assert sum(set(v) == set(best) and sum(v[k] != best[k] for k in v) == 1 for v in values) >= 4
+
+
+def test_widths_of_an_op_s_own_in_one_process_are_served_and_those_of_another_name_once() -> None:
+    assert REGISTRY.get("moe_tail").served == ("k3-tp8", "k3-tp16", "vllm-tp1")
+    assert REGISTRY.get("kda_core").served == ("k3-tp8", "k3-tp16")  # vllm-tp1 there is k3-tp8, proven once

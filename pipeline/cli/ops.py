@@ -216,7 +216,7 @@ def _choices(op: "Op") -> None:
     if op.runtime_dims:
         output.data(f"known at run time only: {', '.join(op.runtime_dims)}")
     bins, padded = (", ".join(map(str, counts)) for counts in (op.pack.bins, op.pack.padded))
-    _prose(f"token bins {bins}; measured padded too: {padded}; promotions claim {', '.join(op.pack.served)}")
+    _prose(f"token bins {bins}; measured padded too: {padded}; promotions claim {', '.join(op.served)}")
 
 
 def _inputs(op: "Op") -> None:

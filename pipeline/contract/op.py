@@ -108,6 +108,11 @@ class Op(abc.ABC):
         """All dims names, those that another name's sizes serve included."""
         return (*self.dims, *(n for n, same in self.pack.same_as.items() if n not in self.dims and same in self.dims))
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Dims names that a promotion claims: the pack's, and its other ones for which this op has sizes of its own."""
+        return (*self.pack.served, *(name for name in self.pack.same_as if name in self.dims))
+
     def own_name(self, dims: str) -> str:
         """The dims name that a point is filed under. Raises ValueError (one line) for unknown dims."""
         name = dims if dims in self.dims else self.pack.same_as.get(dims, dims)

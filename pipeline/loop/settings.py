@@ -60,7 +60,7 @@ class Settings:
 
     def checked(self, op: Op) -> "Settings":
         """With the matrix filled in. Raises ValueError (one line) for what this op does not have."""
-        dims = tuple(dict.fromkeys(op.own_name(d) for d in self.dims)) or (*op.pack.served, op.pack.small)
+        dims = tuple(dict.fromkeys(op.own_name(d) for d in self.dims)) or (*op.served, op.pack.small)
         bins = tuple(sorted(set(self.bins))) or op.pack.bins
         whys = {tokens: [refusal(op, name, tokens, self.axes) for name in dims] for tokens in bins}
         left = tuple(tokens for tokens in bins if not all(whys[tokens]))

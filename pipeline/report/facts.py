@@ -190,7 +190,7 @@ def _matrix(doc: Document) -> str:
     settings, pack = doc.settings, doc.op.pack
     given: tuple[tuple[str, Sequence[object], Sequence[object]], ...] = (
         ("--arch", settings.archs, ARCHS),
-        ("--dims", settings.dims, (*pack.served, pack.small)),
+        ("--dims", settings.dims, (*doc.op.served, pack.small)),
         ("--tokens", settings.bins, pack.bins),
     )
     options = "".join(f" {o} {value}" for o, values, usual in given if values != usual for value in values)

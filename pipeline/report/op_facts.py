@@ -148,7 +148,7 @@ def describe(op: Op, rates: Rates) -> dict[str, Any]:
         "runtime_dims": op.runtime_dims,
         "bins": op.pack.bins,
         "padded": op.pack.padded,
-        "served": op.pack.served,
+        "served": op.served,
         "tensors": [_tensor(op, spec) for spec in op.tensors],
         "scalars": [{"name": s.name, "dtype": s.dtype, "doc": s.doc, "sample": s.sample} for s in op.scalars],
         "axes": op.axes,
