@@ -3,16 +3,21 @@
 Not covered: what the files of a run hold (test_store_runs), and strictness on reading (test_fuzz_targets).
 """
 
+import enum
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgen.records import GateResult, Origin, Status
+from kgen.loop.rounds import Ranked
+from kgen.records import Candidate, GateResult, Origin, Status, to_json
+from kgen.records.codec import OPTIONAL
 from kgen.store import IntegrityError
 from kgen.store.candidates import parse_builds
 from kgen.store.documents import Kept, json_bytes, parse_record, read_record
@@ -34,6 +39,46 @@ def test_a_record_is_written_in_this_form() -> None:
         '  "n": []\n },\n "gate": "compile",\n "message": "ä",\n "schema": "kgen.gate-result/1",\n'
         ' "seconds": "inf",\n "status": "pass"\n}\n'
     )
+
+
+class Colour(enum.Enum):
+    RED, NONE = "red", ""
+
+
+class Word(str):
+    """A text of another class."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A record within a record; without a schema."""
+
+    z: object = None
+    a: object = field(default=3, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True)
+class Empty:
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Empty(), Pair(), Pair(Pair(Empty(), 4), 3.0), Pair((), ()), Pair({"b": Colour.RED, "a": Colour.NONE})),
+        *((), (1, (2, [])), {1: {"x": 1}, "k": (2,)}, MappingProxyType({"k": MappingProxyType({})})),
+        *(Word("w"), {Word("k"): [Word("v")]}, [float("nan"), float("-inf")], -0.0, [True, None], Candidate),
+        *(Origin("search", {"nested": Pair(Origin("x"))}), Ranked("0001-aa", 1.5), Ranked("a", 2.0, True, ((1, 2.0),))),
+    ],
+    ids=repr,
+)
+def test_whatever_records_hold_is_written_as_their_json_in_the_standard_librarys_form(value: Any) -> None:
+    if value is Candidate:  # a class is no record of it
+        with pytest.raises(TypeError):
+            json_bytes(value)
+        return
+    wanted = json.dumps(to_json(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    assert json_bytes(value).decode() == wanted + "\n"
 
 
 def test_a_file_that_was_changed_is_seen_whatever_its_size_and_time(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ from kgen.records import (
     sha256_bytes,
 )
 from kgen.records.envelope import HEADLINE
-from kgen.store.candidates import CandidateFolder
-from kgen.store.documents import read_record
+from kgen.store.candidates import BUILDS, CandidateFolder, parse_builds
+from kgen.store.documents import KEPT, read_bytes, read_record
 
 SLOW = "perf.no_win"  # refused for its times alone: it is right
 LABEL = 48  # characters of a design's name
@@ -72,7 +72,7 @@ def timed_points(settings: Settings, folder: CandidateFolder) -> tuple[PerfPoint
 def _specimen(
     work: Work, folder: CandidateFolder, verdict: Verdict, number: int, before: Mapping[str, Specimen]
 ) -> Specimen:
-    candidate, builds, quick = folder.candidate(), folder.builds(), quick_result(folder)
+    candidate, builds, quick = folder.candidate(), _builds(folder), quick_result(folder)
     sound = [b for b in builds if not b.defect]
     timed = [p for p in points_of(work, folder) if p.column == HEADLINE]
     parents = tuple(str(p) for p in candidate.origin.detail.get("parents", ()))
@@ -99,6 +99,12 @@ def _specimen(
         roofline=_mean([p.roofline for p in timed]),
         shape=shape(candidate.source),
     )
+
+
+def _builds(folder: CandidateFolder) -> tuple[BuildRecord, ...]:
+    """The candidate's builds: every round asks for those of all rounds before, whose text is made records once."""
+    path = folder.file(BUILDS)
+    return KEPT.made(BUILDS, read_bytes(path), lambda data: parse_builds(data, path)) if path.exists() else ()
 
 
 def _standing(verdict: Verdict) -> tuple[int, str, GateResult | None]:
