@@ -5,7 +5,8 @@
 One runner process times every point (each served bin, and the padded counts against the stock op at the true count) in
 three columns; then every timed output is compared with the references here, and the states of calls that were drawn
 after they ran, as many as fit into STATE_BYTES (the record says which). `raw` holds all samples. Codes: perf.pass;
-perf.wrong, .impossible, .no_win, .crash, .timeout (fail); perf.runner (error); perf.no_gpu, .other_gpu (skip).
+perf.wrong, .impossible, .no_win, .crash, .timeout (fail); perf.runner (error); perf.no_gpu, .other_gpu,
+.no_baseline (skip).
 The headline is the graph column: a bin stays in the envelope when the 95 % upper bound of candidate / best baseline is
 at most 1.00 (win) or 1.03 (tie) there, at the bin itself, at every padded count that the bin serves, and in every
 scenario of the op (contexts, routings, ...: at SCENARIO_BINS, without the chain, against stock and champion). Scenarios
@@ -92,6 +93,8 @@ def run_specs(
     if not chosen:
         message = f"none of these artefacts has served dims ({', '.join(served)})"
         return GateResult(GATE, Status.FAIL, "perf.no_win", message, {}, 0.0, GATE_CONTRACT), (), {}
+    if (message := next((why for s in chosen if (why := baselines.lacking(s.problem))), "")) != "":
+        return GateResult(GATE, Status.SKIP, "perf.no_baseline", message, {}, 0.0, GATE_CONTRACT), (), {}
     with leased(device, f"{GATE} of {chosen[0].candidate[:12] or op.name}", deadline + JUDGING_SECONDS):
         return _timed(op, make_jobs(op, chosen, champion, repetitions), cache, device, deadline, stall, started)
 
