@@ -79,9 +79,9 @@ def _kernels(text: str) -> Iterator[tuple[str, list[Instruction], dict[str, int]
             if name:
                 yield name, body, labels
             name, body, labels = match[1], [], {}
-        elif name and (match := LABEL.match(line)):
+        elif match := LABEL.match(line):
             labels[match[1]] = len(body)
-        elif name and (match := LINE.match(line)):
+        elif match := LINE.match(line):
             body.append((match[1] or "", match[2], match[3].strip()))
     if name:
         yield name, body, labels
@@ -90,8 +90,8 @@ def _kernels(text: str) -> Iterator[tuple[str, list[Instruction], dict[str, int]
 def _waits(body: Sequence[Instruction], labels: dict[str, int]) -> bool:
     zeros = _zeros(body)
     for at, (_, opcode, operands) in enumerate(body):
-        start = _target(operands, labels) if opcode.startswith("bra") else None
-        if start is not None and start <= at < start + LONGEST and _until_read(body, start, at, labels, zeros):
+        start = labels.get(operands) if opcode.startswith("bra") else None
+        if start is not None and at < start + LONGEST and _until_read(body, start, at, labels, zeros):
             return True
     return False
 
@@ -102,28 +102,25 @@ def _until_read(
     """Whether a branch that stays in or leaves the loop [start, end] hangs on such a read in it, of this turn or the
     one before."""
     loop = body[start : end + 1]
-    changed = {r for _, opcode, operands in loop if not opcode.startswith(("st", "bra")) for r in _written(operands)}
+    changed = {register for _, _, operands in loop for register in _written(operands)}
     known: set[str] = set()
     for predicate, opcode, operands in (*loop, *loop):
-        written = _written(operands)
         if _only_reads(opcode, operands, zeros):
-            known |= (
-                written if not set(REGISTER.findall(operands.partition("[")[2].partition("]")[0])) & changed else set()
-            )
+            known |= _written(operands) if not _address(operands) & changed else set()
         elif opcode.startswith("bra"):
-            target = _target(operands, labels)
-            if predicate in known and target is not None and (target == start or not start <= target <= end):
+            target = labels.get(operands)
+            if predicate in known and target is not None and not start < target <= end:
                 return True
-        elif (_read(operands) | {predicate}) & known and not opcode.startswith("st"):
-            known |= written
+        elif (_read(operands) | {predicate}) & known:
+            known |= _written(operands)
     return False
 
 
 def _only_reads(opcode: str, operands: str, zeros: frozenset[str]) -> bool:
     """A strong load, or an atomic that leaves what it reads: of nothing added, or the same value put back."""
     if match := ATOMIC.match(opcode):
-        given = [word.strip() for word in operands.split(",")[2:4]]
-        return len(set(given)) == 1 < len(given) if match[1] == "cas" else bool(zeros.intersection(given))
+        first, *more = [word.strip() for word in operands.split(",")[2:4]] or [""]
+        return more == [first] if match[1] == "cas" else first in zeros
     return bool(STRONG.match(opcode))
 
 
@@ -131,20 +128,19 @@ def _zeros(body: Sequence[Instruction]) -> frozenset[str]:
     """What stands for nothing: 0, and registers that are 0 and nothing else."""
     found, others = {"0"}, set[str]()
     for _, opcode, operands in body:
-        match = ZERO.match(operands) if opcode.startswith("mov.") else None
-        if match:
+        if opcode.startswith("mov.") and (match := ZERO.match(operands)):
             found.add(match[1])
-        elif not opcode.startswith(("st", "bra")):
+        else:
             others |= _written(operands)
     return frozenset(found - others)
 
 
-def _target(operands: str, labels: dict[str, int]) -> int | None:
-    return labels.get(operands.split()[-1]) if operands else None
+def _address(operands: str) -> set[str]:
+    return set(REGISTER.findall(operands.partition("[")[2].partition("]")[0]))
 
 
 def _written(operands: str) -> set[str]:
-    """The first operand's registers, or those of the vector that stands first."""
+    """The first operand's registers, or those of the vector that stands first; of a store none."""
     first = operands.partition("}")[0] if operands.startswith("{") else operands.partition(",")[0]
     return set(REGISTER.findall(first)) if not first.startswith("[") else set()
 

@@ -1,67 +1,17 @@
-"""Blocks that wait for one another: seen in PTX of the real compiler, and told where the launch does not hold them."""
+"""Blocks that wait for one another: refused or told where the launch does not hold them."""
 
-import json
-import lzma
 from pathlib import Path
 
-import pytest
 from runner_faults.kernels import SOURCES
 
 from kgen.diagnosis.perf import findings
 from kgen.diagnosis.shown import of_verdict
 from kgen.gates.compile import CompileGate
-from kgen.gates.spins import waiting, waiting_file
 from kgen.ops import REGISTRY
 from kgen.proposers.feedback import feedback
 from kgen.records import Candidate, GateResult, Origin, Status, Verdict
 
-BUILT = json.loads(lzma.decompress((Path(__file__).parent / "ptx_corpus" / "built.json.xz").read_bytes()))
-SPIN = ("flag.", "grid_barrier.")  # the corpus's kernels with `while` round a load; `lock` spins on an atomic
 OP = REGISTRY.get("mla_out_gate")
-ONCE = "flag.plain_load"  # the compiler takes a plain load out of the loop
-
-
-def test_of_all_kernels_of_the_corpus_those_that_wait_for_a_value_are_found() -> None:
-    wanted = {name for name in BUILT if name.startswith(SPIN)} - {ONCE}
-    assert {name for name in BUILT if waiting(BUILT[name]["ptx"])} == wanted and len(wanted) >= 18
-
-
-LOOP = """.visible .entry k(
-{
-$L1:
-\tld.acquire.gpu.global.b32 %r1, [%rd1];
-\t{MORE}
-\tsetp.ne.b32 %p1, %r1, 0;
-\t@%p1 bra $L1;
-\tret;
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (LOOP.replace("{MORE}", "mov.u32 %r9, 7;"), True),
-        (LOOP.replace("{MORE}", "add.s64 %rd1, %rd1, 4;"), False),  # walks over an array
-        (LOOP.replace("{MORE}", "").replace("%r1, 0", "%r2, 0"), False),  # counts turns
-        (LOOP.replace("{MORE}", "").replace("ld.acquire.gpu", "ld"), False),  # read once, as far as PTX says
-        (LOOP.replace("{MORE}", "").replace("global", "shared"), False),
-        (LOOP.replace("{MORE}", "").replace("ld.acquire.gpu.global", "ld.volatile.global"), True),
-        (LOOP.replace("{MORE}", "@%p1 bra $L9;").replace("ret;", "ret;\n$L9:"), True),
-        (LOOP.replace("{MORE}", "nop;").replace("\t@%p1 bra $L1;\n", ""), False),
-        ("", False),
-        ("$L: bra $L;\n.entry k(\n@ bra ;", False),
-    ],
-)
-def test_a_wait_is_a_loop_that_ends_by_what_it_reads_from_one_place(text: str, found: bool) -> None:
-    assert waiting(text) == (("k",) if found else ())
-
-
-def test_the_kernel_that_waits_is_named_and_a_file_that_is_gone_names_none(tmp_path: Path) -> None:
-    path = tmp_path / "a.ptx"
-    path.write_text(LOOP.replace("{MORE}", "").replace("%r1, 0", "%r2, 0") + LOOP.replace("entry k", "entry other"))
-    assert waiting_file(path) == ("other",)
-    assert waiting_file(tmp_path / "b.ptx") == ()
 
 
 def evidence(blocks: int, dims: str = "d", **attributes: int) -> dict[str, object]:
