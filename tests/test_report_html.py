@@ -18,7 +18,7 @@ from kgen.loop.intake import judge, take_in
 from kgen.ops import REGISTRY
 from kgen.promotion import Current
 from kgen.promotion.rollback import rollback
-from kgen.records import Candidate, GateResult, Origin, Status
+from kgen.records import Candidate, GateResult, Origin, Problem, Status
 from kgen.report import Document, as_json, heat, plots, read, sources
 from kgen.report.catalogue import serving, site
 from kgen.report.junit import junit
@@ -200,6 +200,7 @@ def test_the_heat_map_puts_dims_side_by_side_and_shades_by_the_upper_bound() -> 
     assert (graph.name, cold.name) == ("graph", "cold") and graph.columns == ("k3-tp8", "k3-tp16", "k3-tp8 nb8")
     found = [(tokens, [s.shade if s else None for s in squares]) for tokens, squares in graph.rows]
     assert found == [(1, ["h3", "h5", "h1"]), (8, ["h6", None, None])]
+    assert (graph.shared, heat.maps([point(Problem("op", "d", 1, "a", {"q": "1"}), WIN)])[0].shared) == ("", "q=1")
     assert [heat.shade(r) for r in (0.6, 0.601, 0.9, 1.0, 1.03, 1.031)] == ["h1", "h2", "h3", "h4", "h5", "h6"]
 
 
@@ -262,7 +263,7 @@ def test_the_catalogue_lists_every_op_and_links_what_it_names(tmp_path: Path) ->
     assert [op for _, op in rows] == sorted(REGISTRY.ops)
     assert [op for state, op in rows if state == "promoted"] == ["dense_mlp"]
     (row,) = [Outline(r).text for r in files["index.html"].split("<tr ") if ">dense_mlp</a>" in r]
-    assert "2 1 1 1.12× 0.99× –" in row  # points, wins, ties; gains at 1, 8 and 64 tokens
+    assert "2 1 1.12× 0.99× –" in row  # points, ties; gains at 1, 8 and 64 tokens
 
 
 def test_a_history_has_promotions_and_rollbacks_the_newest_first(tmp_path: Path) -> None:
@@ -283,7 +284,7 @@ def test_a_promoted_kernel_is_compared_with_the_champion_before_it(tmp_path: Pat
     first, second = (next(t for n, t in files.items() if n.endswith(f"-{seq}.html")) for seq in (1, 2))
     assert "None: the stock op serves there." in section(first, "difference")
     said = section(second, "difference")
-    assert "1 lines removed, 1 added" in said and "# a" in said and "# b" in said
+    assert "Lines removed: 1, added: 1." in said and "# a" in said and "# b" in said
     assert serving(made, "dense_mlp", ("sm_90a",)) is not None and serving(made, "dense_mlp", ("sm_103a",)) is None
 
 

@@ -18,14 +18,14 @@ from kgen.report.rendering import render
 from kgen.store.kernelset import KernelSet, parse_problem
 
 TOKENS = (1, 8, 64)
-HEAD = ("op", "state", "arch", "kernel", "points", "wins", "ties")
+HEAD = ("op", "state", "arch", "kernel", "points", "ties")
 HISTORY = ("#", "when", "event", "arch", "kernel", "points", "serves now", "gain", "evidence", "note")
 Gains = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """An op on an arch, or an op that nothing serves. `numbers`: points, wins, ties, gains at TOKENS, in words."""
+    """An op on an arch, or an op that nothing serves. `numbers`: points, ties among them, gains at TOKENS, in words."""
 
     op: str
     title: str
@@ -121,12 +121,12 @@ def _catalogue(
         history = f"{name}.html" if any(p.op == name for p in manifest.promotions) else ""
         rows += [_row(p, title, manifest, ops.get(name), current, points[p.seq]) for p in serving]
         if not serving:
-            empty = ("–",) * (3 + len(TOKENS))
+            empty = ("–",) * (2 + len(TOKENS))
             rows.append(Row(name, title, "stock", "", "", "", history, empty, "", ""))
     served = len({r.op for r in rows if r.state != "stock"})
     said = f"{served} of {len({r.op for r in rows})} ops have a promoted kernel; the others run the stock op."
     head = (*HEAD, *(f"gain at {n}" for n in TOKENS), "evidence", "promoted")
-    return Catalogue(said, head, tuple(range(4, 7 + len(TOKENS))), tuple(rows))
+    return Catalogue(said, head, tuple(range(4, 6 + len(TOKENS))), tuple(rows))
 
 
 def _served(manifest: Manifest, promotion: Promotion) -> set[str]:
@@ -140,7 +140,7 @@ def _row(
     labels = [p.labels[key] for key in keys]
     dims = next((d for d in (op.pack.served if op else ()) if any(parse_problem(k).dims == d for k in keys)), "")
     gains = tuple(_gain(points, keys, dims, tokens) for tokens in TOKENS)
-    numbers = (str(len(keys)), str(labels.count("win")), str(labels.count("tie")), *gains)
+    numbers = (str(len(keys)), str(labels.count("tie")), *gains)
     state = "stale" if stale(p, current) else "promoted"
     day = p.promoted.split("T")[0]
     return Row(p.op, title, state, p.arch, p.candidate, page_name(p), f"{p.op}.html", numbers, p.trust, day)

@@ -5,7 +5,7 @@
 A table, not a picture: every number can be read, copied and heard. Scenarios and other axes are columns of their own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from kgen.records import PerfPoint
@@ -29,10 +29,14 @@ class Square:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """`rows`: (tokens, a square for each of `columns`); several points of one square: the worst of them."""
+    """`rows`: (tokens, a square for each of `columns`); several points of one square: the worst of them.
+
+    `shared`: the axes that all columns have, said once.
+    """
 
     name: str
     timer: str
+    shared: str
     columns: tuple[str, ...]
     rows: tuple[tuple[int, tuple[Square | None, ...]], ...]
 
@@ -47,21 +51,24 @@ def maps(points: Iterable[PerfPoint]) -> tuple[HeatMap, ...]:
 
 def _map(name: str, points: list[PerfPoint]) -> HeatMap:
     worst: dict[tuple[int, str], PerfPoint] = {}
+    axes = [dict(parse_problem(p.problem).axes).items() for p in points]
+    shared = sorted(pair for pair in axes[0] if all(pair in other for other in axes))
     for p in points:
-        key = (p.tokens, _column(p))
+        key = (p.tokens, _column(p, shared))
         if key not in worst or p.ratio_high > worst[key].ratio_high:
             worst[key] = p
-    columns = tuple(dict.fromkeys(_column(p) for p in points))
+    columns = tuple(dict.fromkeys(_column(p, shared) for p in points))
     rows = tuple(
         (tokens, tuple(_square(worst.get((tokens, column))) for column in columns))
         for tokens in sorted({p.tokens for p in points})
     )
-    return HeatMap(name, points[0].timer, columns, rows)
+    return HeatMap(name, points[0].timer, ", ".join(f"{k}={v}" for k, v in shared), columns, rows)
 
 
-def _column(p: PerfPoint) -> str:
+def _column(p: PerfPoint, shared: Collection[tuple[str, str]]) -> str:
     problem = parse_problem(p.problem)
-    words = [problem.dims, *(f"{k}={v}" for k, v in sorted(problem.axes.items())), p.scenario]
+    own = [f"{k}={v}" for k, v in sorted(problem.axes.items()) if (k, v) not in shared]
+    words = [problem.dims, *own, p.scenario]
     return " ".join(word for word in words if word)
 
 

@@ -42,9 +42,12 @@ class Picture:
 
 
 def sample(shape: str, cls: str) -> Markup:
-    """A mark for the key beside a picture."""
+    """A mark for the key beside a picture; `roof` is a line."""
     d = Drawing(12, 12, "", "")
-    d.mark(shape, 6, 6, cls)
+    if shape == "roof":
+        d.line(0, 9, 12, 3, cls)
+    else:
+        d.mark(shape, 6, 6, cls)
     return Markup('<svg viewBox="0 0 12 12" aria-hidden="true">') + Markup("").join(d.parts) + Markup("</svg>")
 
 
@@ -90,7 +93,7 @@ def _errors(name: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Picture
     said = f"At most {percent(most)} of what is allowed, over {len(rows)} comparisons of {len(kinds)} kinds of input."
     d = Drawing(WIDTH, height, f"Numeric errors of {title}", said)
     bottom = height - 30
-    for tick in axis.decades() if far else (0, 0.25, 0.5, 0.75, 1.0):
+    for tick in axis.ticks() if far else (0, 0.25, 0.5, 0.75, 1.0):
         d.line(axis.at(tick), 22, axis.at(tick), bottom, "limit" if tick == 1 else "grid")
         d.text(axis.at(tick), bottom + 13, percent(tick), "middle")
     d.text(axis.at(1), 14, "allowed", "middle")
@@ -135,27 +138,27 @@ def roofline(op: Op | None, points: Sequence[PerfPoint]) -> Picture | None:
         )
         for s in found
     ]
-    return Picture("roofline", "Roofline", _roofline(spots, rate), ROOF_KEY)
+    roof = (sample("roof", "roof"), f"roof: plain read, {rate:.2f} TB/s")
+    return Picture("roofline", "Roofline", _roofline(spots, rate), (roof, *ROOF_KEY))
 
 
 def _roofline(spots: Sequence[_Spot], rate: float) -> Markup:
     height, bottom = 300, 262
     x = log_axis([s.intensity for s in spots], 40, WIDTH - 12)
-    y = log_axis([v * s.intensity for s in spots for v in (s.mine, s.best, rate)], bottom, 12)
+    y = log_axis([v * s.intensity for s in spots for v in (s.mine, s.best, rate)], bottom, 22)
     best, worst = (pick(s.point.roofline for s in spots) for pick in (max, min))
     said = f"{len(spots)} points. The nearest to the roof reaches {percent(best)} of it, the farthest {percent(worst)}."
     d = Drawing(WIDTH, height, "Roofline", said)
-    for tick in x.decades():
-        d.line(x.at(tick), 12, x.at(tick), bottom)
+    for tick in x.ticks():
+        d.line(x.at(tick), 22, x.at(tick), bottom)
         d.text(x.at(tick), bottom + 14, shown(tick), "middle")
-    for tick in y.decades():
+    for tick in y.ticks():
         d.line(40, y.at(tick), WIDTH - 12, y.at(tick))
         d.text(36, y.at(tick) + 4, shown(tick), "end")
     low, high = max(x.low, y.low / rate), min(x.high, y.high / rate)
     d.line(x.at(low), y.at(rate * low), x.at(high), y.at(rate * high), "roof")
-    d.text(48, 24, f"roof: plain read, {rate:.2f} TB/s", cls="name")
     d.text((40 + WIDTH) / 2, height - 8, "FLOP per byte", "middle")
-    d.text(4, 9, "TFLOP/s")
+    d.text(4, 12, "TFLOP/s")
     for s in spots:
         tip = _tip(s.point, s.point.best_baseline, _best_us(s.point))
         d.mark("diamond", x.at(s.intensity), y.at(s.best * s.intensity), "hollow", tip, 2.4)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
+LEAST_SPAN = 8.0  # of a logarithmic axis, from end to end
 NAMES = {"cls": "class", "anchor": "text-anchor"}
 
 
@@ -33,18 +34,19 @@ class Axis:
     def _scaled(self, value: float) -> float:
         return math.log10(value) if self.log else value
 
-    def decades(self) -> list[float]:
-        """Powers of ten inside."""
-        first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-        return [10.0**n for n in range(first, last + 1)]
+    def ticks(self) -> list[float]:
+        """Of a logarithm: powers of ten inside, and their doubles and halves where few would be there."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        steps = (1, 2, 5) if last - first <= 3 else (1,)
+        found = [step * 10.0**n for n in range(first, last + 1) for step in steps]
+        return [value for value in found if self.low <= value <= self.high]
 
 
 def log_axis(values: list[float], start: float, end: float) -> Axis:
-    """Wide enough for all of them, with a little room, and at least for one power of ten."""
-    low, high = min(values) / 1.2, max(values) * 1.2
-    low = min(low, 10.0 ** math.floor(math.log10(low) + 0.3))
-    high = max(high, 10.0 ** math.ceil(math.log10(high) - 0.3))
-    return Axis(low, high, start, end, log=True)
+    """Wide enough for all of them, with a little room."""
+    low, high = min(values) / 1.25, max(values) * 1.25
+    room = max(1.0, math.sqrt(LEAST_SPAN * low / high))
+    return Axis(low / room, high * room, start, end, log=True)
 
 
 def shown(value: float) -> str:

@@ -27,7 +27,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 AXE = "axe-core@4.14.1"
 AXE_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-WAIT = 60.0  # seconds until an answer is given up: a hung browser fails the test instead of the suite
+WAIT = 240.0  # seconds until an answer is given up: a hung browser fails the test instead of the suite
 
 
 def chromium() -> str:
@@ -89,6 +89,9 @@ class Page:
         """A4, as the print dialogue makes it."""
         given = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": False}
         return base64.b64decode(self.browser.call("Page.printToPDF", given, self.session)["data"])
+
+    def close(self) -> None:
+        self.browser.call("Page.close", {}, self.session)
 
     def press(self, key: str, code: int) -> None:
         """One key, down and up."""
