@@ -63,8 +63,10 @@ class Chosen:
         known, found = {c.id for c in self.made}, dict[str, Candidate]()
         for index, point in islice(modelled(FAMILY.spaces, request, self.method, point_of), 200):
             made = candidate(FAMILY.spaces[index].variant(point))
-            if made.id not in known and len(found) < PER_ROUND:
-                found.setdefault(made.id, made)
+            if made.id not in known:
+                found[made.id] = made
+            if len(found) == PER_ROUND:
+                break
         return list(found.values())
 
     def take(self, made: Candidate, us: float | None) -> None:

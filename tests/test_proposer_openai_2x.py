@@ -36,7 +36,7 @@ def installed() -> Path:
     folder = Path(tempfile.gettempdir()) / f"kgen-tests-{user}" / f"openai-{version}-{python}"
     marker = folder / "complete"
     if not marker.exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", str(folder)]
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--upgrade", "--target", str(folder)]
         done = subprocess.run([*command, f"openai=={version}"], capture_output=True, text=True, timeout=240)
         if done.returncode != 0:
             pytest.skip(f"openai {version} cannot be installed here: {done.stderr.strip()[-200:]}")
