@@ -10,13 +10,14 @@ from kgen.records import canonical_json, sha256_bytes
 
 USAGE = """\
 python kit.pyz [--out FILE] [--raw FILE] [--gates numeric,model,perf] [--ops OP,OP] [--points WORD,WORD]
-               [--part I/N] [--together] [--deadline S]
+               [--part I/N] [--together] [--deadline S] [--sign KEY]
 python kit.pyz --rank [--out FILE] [--ops OP,OP] [--points WORD,WORD]
 python kit.pyz --counters [--out FILE] [--ops OP,OP]
 
 Runs the gates of the kernels inside on this machine's GPU; needs Python, torch with CUDA and cc, no network. A kit of
 several runs writes a file of each kind for each run: evidence.RUN.json, raw.RUN.json.xz.
   --out       signed evidence, written after every piece and taken up again (default evidence.json)
+  --sign      sign the statement beside the evidence (evidence.intoto.jsonl) with this ssh key, by ssh-keygen
   --raw       raw samples of the timings (default raw.json.xz)
   --gates     which gates, in this order
   --ops       only the runs of these ops
@@ -43,6 +44,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=480.0)
     parser.add_argument("--rank", action="store_true")
     parser.add_argument("--counters", action="store_true")
+    parser.add_argument("--sign", default="")
     parser.add_argument("--plan", action="store_true")
     args = parser.parse_args(list(argv))
     args.out_given, args.out = bool(args.out), args.out or ("counters.json" if args.counters else "evidence.json")

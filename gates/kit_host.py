@@ -43,6 +43,9 @@ from kgen.gates.kit_units import (
 )
 from kgen.gates.runner.job import spec
 from kgen.gates.runner.rank import rank
+from kgen.gates.ssh_signatures import SUFFIX, SignatureError
+from kgen.gates.ssh_signatures import sign as sign_file
+from kgen.gates.statement import beside, statements
 from kgen.ops import REGISTRY
 from kgen.records import Evidence, RecordError, Status, from_json, to_json
 from kgen.store.errors import StoreError
@@ -125,6 +128,9 @@ class Host:
         """Sign one more part and write the file anew."""
         found = found.with_part(sign(part, self.key))
         write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
+        stated = beside(self.out)
+        write(stated, statements(p.evidence for p in found.parts))
+        stated.with_name(stated.name + SUFFIX).unlink(missing_ok=True)  # of an earlier statement
         return found
 
     def seat(self) -> Seat | None:
@@ -193,6 +199,11 @@ class Host:
                     f"  {point.ratio:.3f} ({point.ratio_low:.3f} to {point.ratio_high:.3f}) of {point.best_baseline}"
                     f"  roofline {point.roofline:.0%}  {point.label}"
                 )
+        if self.args.sign and found.parts:
+            try:
+                say(f"\nsigned: {sign_file(beside(self.out), Path(self.args.sign).expanduser())}")
+            except SignatureError as error:
+                worst = worse(worst, complain(str(error), RETRY))
         say(f"\n{len(found.parts)} parts in {self.out}; next: kgen ingest {self.out} where the kit was made")
         return worst
 

@@ -11,6 +11,7 @@ Not covered: whether the machine that measured was honest.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kgen.gates.kit_results import SAME_MACHINE, distinct, merge, unit_of
@@ -36,6 +37,11 @@ class StatementError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+def beside(evidence: Path) -> Path:
+    """evidence.json -> evidence.intoto.jsonl"""
+    return evidence.with_name(evidence.name.removesuffix(".json") + SUFFIX)
 
 
 def statements(parts: Iterable[Evidence]) -> bytes:

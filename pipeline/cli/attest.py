@@ -28,22 +28,14 @@ class Attested:
     signer: str = ""
 
 
-def beside(evidence: str) -> Path:
-    """evidence.json -> evidence.intoto.jsonl"""
-    from kgen.gates.statement import SUFFIX
-
-    path = Path(evidence)
-    return path.with_name(path.name.removesuffix(".json") + SUFFIX)
-
-
 def attested(documents: Mapping[str, bytes], signers: str) -> list[Attested]:
     """Raises Refusal for a statement that is not of this evidence, or not signed as asked for."""
     from kgen.gates.ingest import Refusal, read
-    from kgen.gates.statement import StatementError, check
+    from kgen.gates.statement import StatementError, beside, check
 
     found = []
     for name, data in documents.items():
-        path = beside(name)
+        path = beside(Path(name))
         if not path.is_file():
             if signers:
                 raise Refusal("foreign", f"{name} has no statement {path}: --signers asks for a signed one")
