@@ -49,9 +49,12 @@ propose: $(VENV)/.run
 	@$(BIN)/kgen propose --op $(OP) $(ARGS)
 	@command -v kgen >/dev/null || echo "(kgen is in $(BIN): \`. $(BIN)/activate\` puts it on the PATH)" >&2
 
+$(VENV)/nosync.so: tests/support/nosync.c $(VENV)/.dev
+	@$${CC:-cc} -shared -fPIC -O1 $< -o $@
+
 # `pytest`, not `python -m pytest`: the latter puts the checkout on sys.path, where `import gates` would work
-test: $(VENV)/.dev
-	@$(BIN)/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+test: $(VENV)/nosync.so
+	@LD_PRELOAD=$(abspath $(VENV)/nosync.so) $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 deep: $(VENV)/.dev
 	@$(BIN)/pytest -m deep $(PYTEST_ARGS)

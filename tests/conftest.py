@@ -1,11 +1,21 @@
-"""Fixtures of more than one test file."""
+"""Fixtures of more than one test file, and the order of the files."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from support import durations
 
-torch.set_num_threads(1)  # as many processes as cores run tests: more threads only wait for each other
+# As many processes as cores run tests: more threads, here or in what is started here, only wait for each other.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no worker is left with one of them at the end."""
+    seconds = durations.known()
+    items.sort(key=lambda item: -seconds.get(item.path.name, 0.0))
 
 
 @pytest.fixture
@@ -16,3 +26,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def kit_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache whose kit/ keeps packed libraries, by content and checked, for all workers of this session."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kept"
+    (folder / "kit").mkdir(parents=True, exist_ok=True)
+    return folder
