@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kgen.gates.parsing import UNPARSABLE, children, shared
+from kgen.gates.parsing import UNPARSABLE, below, children, shared
 
 # Characters that show another program than the one that is parsed: they turn the direction of text, or end a line for
 # some readers of it (the compiler reads a function's lines again, by their numbers) and not for Python.
@@ -77,6 +77,7 @@ FORBIDDEN_ATTRIBUTES = MODULES | frozenset(
         "get_str_env_var",
     ]
 )  # fmt: skip
+ASKING = ("getattr", "hasattr")  # functions that take the name of an attribute as a text
 FORMATS = ("format", "format_map")  # of a text
 # Functions of the CUDA driver and runtime, which the compiler's own modules import under several names
 DRIVER_CALL = re.compile(r"cu(da)?[A-Z]\w*")
@@ -118,7 +119,9 @@ def _findings(source: str) -> list[Finding]:
     if nodes is None:
         return [Finding("screen.size", 0, f"expressions nest deeper than {MAX_DEPTH}")]
     modules = _imported(nodes)
-    found = [f for node in nodes if not isinstance(node, SILENT) for rule in RULES for f in rule(node, modules)]
+    asks = any(node.__class__ is ast.Name and node.id in ASKING for node in nodes)
+    by_kind, other = ASKED if asks else PLAIN
+    found = [f for node in nodes for rule in by_kind.get(node.__class__, other) for f in rule(node, modules)]
     return sorted(found, key=lambda f: (f.line, f.code))
 
 
@@ -141,15 +144,14 @@ def _text(source: str) -> list[Finding]:
 
 
 def _nodes(tree: ast.AST) -> list[ast.AST] | None:
-    """All nodes, level by level; None where there are too many levels."""
-    found: list[ast.AST] = []
-    level: list[ast.AST] = [tree]
-    for _ in range(MAX_DEPTH):
-        found += level
-        level = [child for node in level for child in children(node)]
+    """All nodes that a rule may look at, level by level; None where there are too many levels."""
+    found, level = [tree], [tree]
+    for _ in range(MAX_DEPTH - 1):
+        level = below(level)
         if not level:
             return found
-    return None
+        found += level
+    return None if any(True for node in level for _ in children(node)) else found
 
 
 def _imported(nodes: Iterable[ast.AST]) -> dict[str, str]:
@@ -217,15 +219,14 @@ def _attributes(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
         yield Finding(code, node.lineno, f"{module}.{node.attr} is not allowed{known}")
     elif DRIVER_CALL.fullmatch(node.attr):
         yield Finding("screen.driver", node.lineno, f"{node.attr} is not allowed: a kernel needs no driver")
-    root = _root(node)
-    if not isinstance(node.ctx, ast.Load) and root in modules:
+    if not isinstance(node.ctx, ast.Load) and (root := _root(node)) in modules:
         yield Finding("screen.patch", node.lineno, f"assigning to an attribute of the imported {root} is not allowed")
 
 
 def _getattr(node: ast.AST, modules: dict[str, str]) -> Iterator[Finding]:
     """`getattr(x, "plain_name")` only: as a value, or with a computed name, it goes round the other rules."""
     for child in children(node):
-        if not (isinstance(child, ast.Name) and child.id in ("getattr", "hasattr")):
+        if not (isinstance(child, ast.Name) and child.id in ASKING):
             continue
         call = node if isinstance(node, ast.Call) and node.func is child else None
         name = call.args[1].value if call and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) else None
@@ -315,15 +316,26 @@ def _dotted(node: ast.expr, modules: dict[str, str]) -> str:
     return ""
 
 
-# Half of all nodes: they have no parts and bear no name, so no rule looks at one by itself.
-SILENT = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Constant)
-RULES: tuple[Callable[[ast.AST, dict[str, str]], Iterator[Finding]], ...] = (
-    _imports,
-    _names,
-    _attributes,
-    _getattr,
-    _formats,
-    _assembly,
-    _patterns,
-    _definitions,
+Rule = Callable[[ast.AST, dict[str, str]], Iterator[Finding]]
+# In the order of their findings on one line. Each with the kinds of node that it looks at; none: at any.
+RULES: tuple[tuple[Rule, tuple[type[ast.AST], ...]], ...] = (
+    (_imports, (ast.Import, ast.ImportFrom)),
+    (_names, (ast.Name,)),
+    (_attributes, (ast.Attribute,)),
+    (_getattr, ()),
+    (_formats, (ast.Attribute,)),
+    (_assembly, (ast.Attribute, ast.Call)),
+    (_patterns, (ast.MatchClass,)),
+    (_definitions, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.Await, ast.Global, ast.Nonlocal)),
 )
+
+
+def _rules(asks: bool) -> tuple[dict[type[ast.AST], tuple[Rule, ...]], tuple[Rule, ...]]:
+    """By kind of node, and those for all other kinds."""
+    kinds = {kind for _, of in RULES for kind in of}
+    given = {kind: tuple(rule for rule, of in RULES if kind in of or (asks and not of)) for kind in kinds}
+    return given, tuple(rule for rule, of in RULES if asks and not of)
+
+
+PLAIN = _rules(asks=False)
+ASKED = _rules(asks=True)  # where the source names one of ASKING: the node above it decides what that means

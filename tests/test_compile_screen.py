@@ -1,11 +1,12 @@
 """The screen: what it refuses, under which code and line, and the honest code that it must let through."""
 
+import ast
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kgen.gates.screen import MAX_BYTES, screen
+from kgen.gates.screen import MAX_BYTES, MAX_DEPTH, screen
 
 ROOT = Path(__file__).parent.parent
 HEAD = "import cutlass\nimport cutlass.cute as cute\nimport cuda.bindings.driver as cuda\n"
@@ -147,3 +148,29 @@ def test_a_dotted_name_of_thousands_of_parts_is_refused_before_it_is_parsed() ->
     for name in ("cutlass" + ".a" * 200, "cutlass" + " . \\\n a" * 10_000):
         found = screen(f"import math\nimport {name}\n")
         assert [(f.code, f.line) for f in found] == [("screen.size", 2)]
+
+
+def levels(node: ast.AST) -> int:
+    return 1 + max((levels(child) for child in ast.iter_child_nodes(node)), default=0)
+
+
+@pytest.mark.parametrize("leaf", ["1", "x", "[]", "x.y", "x and y", "lambda: x", "{**x}", "not x", "f(y=x)"])
+def test_the_deepest_source_that_passes_has_as_many_levels_as_are_allowed(leaf: str) -> None:
+    """Levels are counted here by recursion, contexts and operators among them."""
+    deep = {n: f"z = {'-' * n}({leaf})\n" for n in range(MAX_DEPTH - 8, MAX_DEPTH)}
+    refused = {n for n, source in deep.items() if [f.code for f in screen(source)] == ["screen.size"]}
+    assert refused == {n for n, source in deep.items() if levels(ast.parse(source)) > MAX_DEPTH}
+    assert 0 < len(refused) < len(deep)
+
+
+def test_findings_on_one_line_come_in_the_order_of_the_rules_and_of_the_nodes() -> None:
+    line = "x = getattr(f, g).format_map(getattr, eval, eval.__class__, cute.os)"
+    assert [str(f) for f in screen(HEAD + line)] == [
+        "line 4: attribute __class__ is not allowed",
+        "line 4: getattr needs a plain, constant attribute name",  # those of one code: the nodes level by level
+        "line 4: format_map needs a constant text whose fields read no attributes",
+        "line 4: getattr needs a plain, constant attribute name",
+        "line 4: eval is not allowed",
+        "line 4: attribute os is not allowed",
+        "line 4: eval is not allowed",
+    ]

@@ -1,13 +1,15 @@
 """Sources are parsed from many threads at once, and no thread pays for another one's."""
 
 import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.checkout import parsed
 
-from kgen.gates.parsing import UNPARSABLE, parse
+from kgen.gates.parsing import PARTS, UNPARSABLE, below, every, parse
 
 # Threads change in the middle of a tree only where the collector runs code: here it does, often. Without the lock one
 # of these parses ends in CPython 3.11 with "AST constructor recursion depth mismatch", each time this is run.
@@ -22,6 +24,8 @@ gc.set_threshold(500)
 with ThreadPoolExecutor(4) as threads:
     print({len(tree.body) for tree in threads.map(parse, [SOURCE] * 80)})
 """
+WITHOUT_PARTS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+WORDS = ("identifier", "string", "int", "constant", "expr_context", "operator", "unaryop", "boolop", "cmpop")
 ALONE = ("kgen.gates.parsing", "kgen.gates.builder")  # the builder parses in a process of its own, with one thread
 
 
@@ -44,3 +48,25 @@ def test_no_other_module_calls_the_parser() -> None:
 def test_what_is_no_python_is_one_of_the_errors_named(text: str | bytes) -> None:
     with pytest.raises(UNPARSABLE):
         parse(text)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PARTS if kind._fields], ids=lambda kind: kind.__name__)
+def test_of_a_common_node_all_fields_with_parts_are_known_in_their_order(kind: type[ast.AST]) -> None:
+    """Python's own description of a node has the types of its fields: Attribute(expr value, identifier attr, ...)."""
+    fields = re.findall(r"(\w+)[?*]? (\w+)", (kind.__doc__ or "").partition("(")[2])
+    assert tuple(name for _, name in fields) == kind._fields
+    assert PARTS[kind] == tuple(name for type_, name in fields if type_ not in WORDS)
+
+
+@pytest.mark.parametrize("path", [Path(__file__), *sorted((Path(__file__).parent / "near_misses").glob("*.py"))])
+def test_no_node_is_missed(path: Path) -> None:
+    tree = parse(path.read_text())
+    wanted = [node for node in ast.walk(tree) if not isinstance(node, WITHOUT_PARTS)]
+    assert [node for node in every(tree) if not isinstance(node, WITHOUT_PARTS)] == wanted
+
+
+def test_the_parts_of_several_nodes_stand_one_behind_the_other() -> None:
+    a, b = parse("f(x, k=1)\nreturned = {1: -y, **z}\n").body
+    found = [ast.unparse(node) for node in below([a, b])]
+    assert found == ["f(x, k=1)", "returned", "{1: -y, **z}"]
+    assert [ast.unparse(node) for node in below(below([a]))] == ["f", "x", "k=1"]
