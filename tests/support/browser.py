@@ -90,6 +90,12 @@ class Page:
         given = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": False}
         return base64.b64decode(self.browser.call("Page.printToPDF", given, self.session)["data"])
 
+    def html(self) -> str:
+        """The page as it stands now; works without scripts, too."""
+        root = self.browser.call("DOM.getDocument", {}, self.session)["root"]["nodeId"]
+        text: str = self.browser.call("DOM.getOuterHTML", {"nodeId": root}, self.session)["outerHTML"]
+        return text
+
     def close(self) -> None:
         self.browser.call("Page.close", {}, self.session)
 
