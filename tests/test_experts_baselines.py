@@ -1,10 +1,12 @@
 """What the routed experts are timed against beside their stock: right on every family, made once, fit where said."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from kgen.contract import DTYPES
 from kgen.contract.quant import mxfp4_unpack
 from kgen.contract.rules import RelL2
 from kgen.gates import perf, timing
@@ -154,3 +156,19 @@ def test_the_bytes_that_they_must_read_are_those_of_the_table() -> None:
                 else list(map(int, line))
             )
             assert numbers[column] == round(number / 1e6), (name, tokens)
+
+
+@pytest.mark.parametrize("dims", ["k3-tp8", "k3-tp16", "vllm-tp1"])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 64])
+def test_a_point_fits_into_the_memory_of_a_gpu(dims: str, tokens: int) -> None:
+    """Rotations of candidate, baselines and champion, the copies beside the baselines', and room for graphs."""
+    problem = OP.problem(dims, tokens, "sm_90a")
+    sizes = OP.sizes(problem)
+    allocated = sum(math.prod(t.sizes(sizes)) * DTYPES[t.dtype].bytes for t in OP.present(problem))
+    same = OP.cost_of(problem, OP.inputs(point(tokens), "routing_same", 1, "cpu")).bytes * 4  # top 16, not 4
+    for touched in (OP.cost(problem).bytes, same):
+        sets = timing.sets_needed(touched, 60_000_000, allocated)
+        assert sets * touched >= 3 * 60_000_000 or sets == timing.ROTATION_BYTES // allocated
+        copies = 2 * 3 * sizes["experts"] * sizes["latent"] * sizes["width"]
+        graphs = 8 * 64 * sizes["experts"] * sizes["latent"] * 2
+        assert 3 * sets * allocated + sets * copies + graphs < 120e9
