@@ -93,10 +93,11 @@ def test_evidence_of_a_failure_refuses_the_candidate(home: Path, capsys: pytest.
 
 
 def test_a_kit_is_written_and_names_what_to_do_with_it(
-    home: Path, made: Proven, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, made: Proven, kit_cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kgen.gates import kit
 
+    (home / "cache" / "kit").symlink_to(kit_cache / "kit")
     monkeypatch.setattr(kit, "tvm_ffi_pieces", lambda pythons, cache: [])  # wheels come from a registry
     monkeypatch.setattr(kit, "runtime_pieces", lambda flavours, cache: [])
     assert called(["kit", made.run.id, "-o", "kit.pyz"]) == 0
@@ -110,10 +111,11 @@ def test_a_kit_is_written_and_names_what_to_do_with_it(
 
 
 def test_a_kit_may_be_for_some_pythons_and_cuda_majors_only(
-    home: Path, made: Proven, monkeypatch: pytest.MonkeyPatch
+    home: Path, made: Proven, kit_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kgen.gates import kit
 
+    (home / "cache" / "kit").symlink_to(kit_cache / "kit")
     asked: list[Sequence[str]] = []
     monkeypatch.setattr(kit, "tvm_ffi_pieces", lambda pythons, cache: asked.append(pythons) or [])
     monkeypatch.setattr(kit, "runtime_pieces", lambda flavours, cache: asked.append(flavours) or [])

@@ -51,13 +51,13 @@ def candidate(tmp_path_factory: pytest.TempPathFactory) -> KitCandidate:
 
 
 @pytest.fixture(scope="session")
-def kit(candidate: KitCandidate, tmp_path_factory: pytest.TempPathFactory) -> KitFile:
+def kit(candidate: KitCandidate, kit_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> KitFile:
     """A kit for this Python and the installed flavour."""
     folder = tmp_path_factory.mktemp("kit")
     return build(
         [Contents(OP, RUN, KEY, (candidate,))],
         folder / "kit.pyz",
-        folder / "cache",
+        kit_cache,
         pythons=(HERE,),
         flavours=(FLAVOUR,),
     )
@@ -86,6 +86,13 @@ def refusal(done: Any, code: int = 3) -> str:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     return str(line)
+
+
+@pytest.fixture(scope="session")
+def light(candidate: KitCandidate, kit_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> KitFile:
+    """The same without a runtime, which is most of the file."""
+    contents = [Contents(OP, RUN, KEY, (candidate,))]
+    return build(contents, tmp_path_factory.mktemp("light") / "kit.pyz", kit_cache, pythons=(HERE,), flavours=())
 
 
 @pytest.mark.skipif(torch_flavour() != "", reason="needs a torch without CUDA")
@@ -143,10 +150,11 @@ def test_a_kit_for_all_pythons_and_flavours_is_small_enough(kit: KitFile) -> Non
     assert full < MAX_BYTES
 
 
-def test_the_same_contents_make_the_same_file(kit: KitFile, candidate: KitCandidate, tmp_path: Path) -> None:
-    cache = kit.path.parent / "cache"
+def test_the_same_contents_make_the_same_file(
+    kit: KitFile, candidate: KitCandidate, kit_cache: Path, tmp_path: Path
+) -> None:
     contents = Contents(OP, RUN, KEY, (candidate,))
-    again = build([contents], tmp_path / "again.pyz", cache, pythons=(HERE,), flavours=(FLAVOUR,))
+    again = build([contents], tmp_path / "again.pyz", kit_cache, pythons=(HERE,), flavours=(FLAVOUR,))
     assert again.path.read_bytes() == kit.path.read_bytes() and again.sha256 == kit.sha256
 
 
@@ -214,21 +222,21 @@ def test_an_unpacked_kit_loads_its_objects_with_nothing_but_torch_beside_it(kit:
     assert not [m for m in FORBIDDEN if m in modules]
 
 
-def test_it_is_unpacked_once_and_again_when_something_was_changed(kit: KitFile, tmp_path: Path) -> None:
+def test_it_is_unpacked_once_and_again_when_something_was_changed(light: KitFile, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    root = unpacked(kit.path, base)
+    root = unpacked(light.path, base)
     target = next((root / "objects").glob("*.o"))
     marked = root / "cache"
     marked.mkdir()
-    assert unpacked(kit.path, base) == root and marked.exists()
+    assert unpacked(light.path, base) == root and marked.exists()
     target.write_bytes(b"something else")
-    assert unpacked(kit.path, base) == root and not marked.exists()
+    assert unpacked(light.path, base) == root and not marked.exists()
     assert target.read_bytes() != b"something else"
     root.chmod(0o755)  # others could have written here
-    assert unpacked(kit.path, base) == root and stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert unpacked(light.path, base) == root and stat.S_IMODE(root.stat().st_mode) == 0o700
     shutil.rmtree(root)
     root.symlink_to(tmp_path)
-    assert unpacked(kit.path, base) != root
+    assert unpacked(light.path, base) != root
 
 
 def test_modules_in_a_kit_are_the_entries_import_closure() -> None:
