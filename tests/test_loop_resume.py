@@ -60,7 +60,7 @@ def check_whole(run: Run) -> None:
     assert run.info.outcome == "staged"
 
 
-DEEP = ("proposed", "in the quick tier")  # what is lost there is least; each takes a run of its own
+DEEP = ("planned", "proposed", "in the quick tier")  # what is lost there is least; each takes a run of its own
 
 
 @pytest.mark.parametrize("stage", [pytest.param(s, marks=[pytest.mark.deep] * (s in DEEP)) for s in STAGES])

@@ -117,18 +117,19 @@ def test_the_tokens_of_a_session_stay_in_one_place() -> None:
     assert session.tokens.data_ptr() == at and session.tokens.tolist() == [7] * ROWS
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.deep)])
 def test_no_row_is_far_from_float64_where_experts_are_given(seed: int) -> None:
     """With own choices some row takes another expert, and is ten times farther than the usual one."""
     seeds = Seeds(seed, 2, 3)
-    worst = {}
+    worst, apart = {}, {}
     for exercise in (GIVEN, CHOSEN):
         stock, exact = rows("stock", exercise, seeds), rows("float64", exercise, seeds)
         far = ((stock - exact).norm(dim=-1) / exact.norm(dim=-1)).flatten()
         worst[exercise.given] = float(far.max() / far.median())
+        apart[exercise.given] = relative(stock, exact)
     assert worst[True] < 3
     assert worst[True] < worst[False] or worst[False] < 3
-    assert relative(rows("stock", GIVEN, seeds), rows("float64", GIVEN, seeds)) < 0.05
+    assert apart[True] < 0.05
 
 
 @pytest.mark.parametrize(("op", "given"), [("moe_shared", True), ("moe_experts", True), (ROUTER, False)])

@@ -1,6 +1,7 @@
 """perf-sweep bites: every timed output is judged, labels follow the interval, impossible speeds are refused."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ FEW = {GRAPH: 3, CHAINED: 2, COLD: 3}
 H200 = MEASURED["NVIDIA H200"]
 
 
+@cache
 def swept(tokens: int, fault: str = "", op: str = "moe_shared") -> tuple[GateResult, tuple[PerfPoint, ...], dict]:  # type: ignore[type-arg]
     contract = REGISTRY.get(op)
     spec = stock_spec(contract.problem(SMALL, tokens, "sm_90a"), fault)

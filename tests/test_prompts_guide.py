@@ -42,16 +42,16 @@ def imports_of_the_guide() -> str:
     return "\n".join(line for line in first.splitlines() if re.match(r"(import|from) ", line)) + "\n"
 
 
-def compiled(arch: str, tokens: int, folder: Path) -> dict[str, dict[str, object]]:
+def compiled(arch: str, tokens: int, folder: Path, blocks: list[tuple[str, str]]) -> dict[str, dict[str, object]]:
     header = imports_of_the_guide()
-    sources = [s if "import cutlass\n" in s else header + s for _, s in python_blocks()]
+    sources = [s if "import cutlass\n" in s else header + s for _, s in blocks]
     job = {"arch": arch, "dims": DIMS, "tokens": tokens, "folder": str(folder), "snippets": sources}
     done = subprocess.run(
         [sys.executable, "-I", str(WORKER)], input=json.dumps(job), capture_output=True, text=True, timeout=240
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(sources), done.stderr[-3000:]
-    return dict(zip((name for name, _ in python_blocks()), lines, strict=True))
+    return dict(zip((name for name, _ in blocks), lines, strict=True))
 
 
 def test_every_python_block_of_the_prompts_passes_the_screen() -> None:
@@ -60,11 +60,21 @@ def test_every_python_block_of_the_prompts_passes_the_screen() -> None:
         assert screen(source if "import cutlass\n" in source else header + source) == [], name
 
 
-@pytest.mark.parametrize(("arch", "tokens"), [("sm_90a", 8), ("sm_103a", 1)])
-def test_every_python_block_of_the_prompts_compiles(arch: str, tokens: int, tmp_path: Path) -> None:
-    results = compiled(arch, tokens, tmp_path)
+# Blocks without a mark are the same for both architectures: of those, every third for the second one, all under deep
+CHOICES = [
+    pytest.param("sm_90a", 8, 1, id="sm_90a-8"),
+    pytest.param("sm_103a", 1, 3, id="sm_103a-1"),
+    pytest.param("sm_103a", 1, 1, id="sm_103a-1-all", marks=pytest.mark.deep),
+]
+
+
+@pytest.mark.parametrize(("arch", "tokens", "every"), CHOICES)
+def test_every_python_block_of_the_prompts_compiles(arch: str, tokens: int, every: int, tmp_path: Path) -> None:
+    plain = [b for b in python_blocks() if not ONLY.search(b[1])]
+    blocks = [*(b for b in python_blocks() if ONLY.search(b[1])), *plain[::every]]
+    results = compiled(arch, tokens, tmp_path, blocks)
     assert len(results) >= 8
-    own = {name for name, source in python_blocks() if written_for(source, arch)}
+    own = {name for name, source in blocks if written_for(source, arch)}
     errors = {name: r["error"] for name, r in results.items() if r["error"] and name in own}
     assert not errors, "\n".join(f"{n}: {e}" for n, e in errors.items())
     assert all(int(str(results[name]["ptx"])) > 500 for name in own)
