@@ -50,7 +50,6 @@ def worst_rows(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
 def numbers(rows: Iterable[Row]) -> Table:
     """The most strained row of each dims and output, and where it is."""
     head = ("dims", "output", "worst at", "true: cand.", "stock", "rounded", "allowed")
-    head += ("rounded: cand.", "stock", "allowed", "bit-exact")
     body = []
     for (dims, output), row in worst_rows(rows).items():
         where = f"{row['what']}, {'/'.join(str(row['problem']).split('/')[2:])}"
@@ -58,7 +57,7 @@ def numbers(rows: Iterable[Row]) -> Table:
         errors += [sci(row.get(k)) for k in ("candidate_rounded", "stock_rounded", "allowed_rounded")]
         exact = percent(row["bit_exact"]) if isinstance(row.get("bit_exact"), int | float) else "exact"
         body.append((dims, output, where, *errors, exact))
-    return Table(head, tuple(body), tuple(range(3, 11)))
+    return Table((*head, "rounded: cand.", "stock", "allowed", "bit-exact"), tuple(body), tuple(range(3, 11)))
 
 
 def models(entry: Entry) -> Mapping[str, Any]:
