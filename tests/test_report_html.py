@@ -1,6 +1,7 @@
 """The page of a run and the pages of a set, as text: what stands where, that all is escaped, that nothing is loaded."""
 
 import hashlib
+import math
 import re
 from base64 import b64encode
 from dataclasses import replace
@@ -227,13 +228,18 @@ def test_every_point_is_under_the_roof_by_its_share_of_it() -> None:
         replace(p, floor_us=OP.cost(problem(p.tokens, dims="k3-tp8")).bytes / 4.48e6, candidate_us=20.0) for p in made
     ]
     picture = plots.roofline(OP, [*made, replace(made[0], column="cold")])
-    assert picture is not None and "3 points." in picture.svg and "4.48 TB/s" in picture.svg
+    assert picture is not None and "3 points." in picture.svg
+    assert picture.key[0][1] == "roof: plain read, 4.48 TB/s"
     marks = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="3" class="win"', picture.svg)
     (roof,) = re.findall(r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)" class="roof"', picture.svg)
+    ticks = re.findall(r'<text x="36" y="([\d.]+)"[^>]*>([\d.]+)</text>', picture.svg)
+    (low, first), (high, last) = ((float(y), math.log10(float(words))) for y, words in (ticks[0], ticks[-1]))
     x1, y1, x2, y2 = map(float, roof)
-    assert len(marks) == 3
+    shares = []
     for x, y in ((float(a), float(b)) for a, b in marks):
-        assert y > y1 + (x - x1) / (x2 - x1) * (y2 - y1)  # below the line: y grows downwards
+        above = y - (y1 + (x - x1) / (x2 - x1) * (y2 - y1))  # how far the roof is above it
+        shares.append(10 ** (-above / (low - high) * (last - first)))
+    assert shares == pytest.approx([p.floor_us / 20.0 for p in made], rel=0.03)
     assert plots.roofline(None, made) is None and plots.roofline(OP, []) is None
 
 
@@ -323,6 +329,17 @@ def test_the_documented_fields_of_the_json_form_are_those_it_has(promotable: Doc
     document = as_json(promotable)
     assert names == [set(document), set(document["candidates"][0])]
     assert document["schema"] in said
+
+
+def test_every_file_of_the_pages_is_packaged() -> None:
+    import tomllib
+
+    from support.checkout import ROOT
+
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kgen"]
+    packaged = {path for pattern in data for path in (ROOT / "pipeline").glob(pattern)}
+    pages = set((ROOT / "pipeline" / "report" / "pages").iterdir())
+    assert len(pages) >= 6 and pages <= packaged
 
 
 def test_a_template_may_not_use_what_it_was_not_given() -> None:

@@ -2,14 +2,15 @@
   "use strict";
   const text = (cell) => cell.textContent.trim();
   const number = (words) => {
-    const found = words.replace(/[×%µs\s]/g, "").match(/^-?\d+(\.\d+)?/);
-    return found ? Number(found[0]) : NaN;
+    const found = words.replace(/[×%\s]/g, "").match(/^(-?\d+(\.\d+)?)(–.*)?$/);
+    return found ? Number(found[1]) : NaN;
   };
-  const compare = (a, b) => {
+  // Numbers before words, and cells without a value last, whichever way the column is sorted.
+  const compare = (a, b, sign) => {
     const x = number(a), y = number(b);
-    if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
+    if (!Number.isNaN(x) && !Number.isNaN(y)) return sign * (x - y);
     if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
-    return a.localeCompare(b);
+    return sign * a.localeCompare(b);
   };
 
   for (const table of document.querySelectorAll("table.sorted")) {
@@ -23,9 +24,8 @@
         const down = head.getAttribute("aria-sort") === "ascending";
         for (const other of heads) other.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const rows = [...body.rows].sort((a, b) => compare(text(a.cells[column]), text(b.cells[column])));
-        if (down) rows.reverse();
-        body.append(...rows);
+        const key = (row) => text(row.cells[column]);
+        body.append(...[...body.rows].sort((a, b) => compare(key(a), key(b), down ? -1 : 1)));
       });
     });
   }
