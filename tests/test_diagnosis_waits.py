@@ -1,5 +1,8 @@
 """Blocks that wait for one another: refused or told where the launch does not hold them."""
 
+import json
+import math
+import re
 from pathlib import Path
 
 from runner_faults.kernels import SOURCES
@@ -7,11 +10,14 @@ from runner_faults.kernels import SOURCES
 from kgen.diagnosis.perf import findings
 from kgen.diagnosis.shown import of_verdict
 from kgen.gates.compile import CompileGate
+from kgen.gates.occupancy import sure
 from kgen.ops import REGISTRY
 from kgen.proposers.feedback import feedback
 from kgen.records import Candidate, GateResult, Origin, Status, Verdict
 
 OP = REGISTRY.get("mla_out_gate")
+ROOT = Path(__file__).parents[1]
+WAITS = re.compile(r"while [^\n]*:\n[^\n]*cute\.arch\.load\(")  # as those that wait are written here
 
 
 def evidence(blocks: int, dims: str = "d", **attributes: int) -> dict[str, object]:
@@ -81,3 +87,20 @@ def test_a_candidate_that_another_gate_refuses_is_told_of_its_wait_after_what_wa
     assert [f.code for f in of_verdict(Verdict("c", (refused,))).findings] == ["spill"]
     page = feedback(((Candidate("op", "x = 1\n", Origin("t")), Verdict("c", (compiled, hung))),)).values["failed"]
     assert "[wait] op/d/t8/sm_90a" in page["message"]
+
+
+def test_what_the_repository_has_of_kernels_that_wait_passes_the_rule() -> None:
+    kernels = [p for p in ROOT.glob("docs/examples/**/kernel.py") if WAITS.search(p.read_text(encoding="utf-8"))]
+    fitting = 0
+    for path in kernels:
+        result = json.loads((path.parent / "compile.json").read_text(encoding="utf-8"))
+        for key, facts in result["evidence"]["problems"].items():
+            for launch in facts["launches"]:
+                sizes = math.prod(launch["block"]), launch["registers"], launch["smem"], math.prod(launch["cluster"])
+                fits = math.prod(launch["grid"]) <= sure(key.split("/")[-1], *sizes, 0)
+                fitting += fits and "cooperative" not in launch["attributes"]
+                assert fits or launch["attributes"]["cooperative"], path
+    assert fitting, "one of an agent's waits without a cooperative launch, and fits"
+    written = [*ROOT.glob("pipeline/proposers/families/*.tmpl"), *ROOT.glob("generated_kernels/*/*.py")]
+    waiting = [text for path in written if WAITS.search(text := path.read_text(encoding="utf-8"))]
+    assert len(waiting) >= 2 and all("cooperative=True" in text for text in waiting)
