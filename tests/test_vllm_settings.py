@@ -23,9 +23,9 @@ def test_everything_can_be_said() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (True, 'additional_config["kgen"] must be an object with set, ops, fallback, record, is True'),
+        (True, 'additional_config["kgen"] must be an object with set, ops, fallback, record, routing, is True'),
         (["moe_shared"], "must be an object"),
-        ({"op": ["moe_shared"]}, "has no key 'op'; known: set, ops, fallback, record"),
+        ({"op": ["moe_shared"]}, "has no key 'op'; known: set, ops, fallback, record, routing"),
         ({"fallback": "stock"}, "must be op or refuse, is 'stock'"),
         ({"fallback": None}, "must be op or refuse, is None"),
         ({"set": 3}, '"set"] must be a path, is 3'),

@@ -25,6 +25,7 @@ from kgen.loop.settings import Settings, read_settings
 from kgen.loop.spending import Ledger
 from kgen.records import GATES, GateResult, Status, one_line
 from kgen.store.candidates import CandidateFolder
+from kgen.store.durable import TEMP_PREFIX
 from kgen.store.runs import Run
 
 BEACON = ".live.json"
@@ -59,7 +60,7 @@ class Beacon:
         if at_once or now - self._last >= PAUSE_S:
             self._last = now
             path = self.run.path / BEACON
-            temp = path.with_name(f"{BEACON}.{self.stage.pid}")
+            temp = path.with_name(f"{TEMP_PREFIX}live-{self.stage.pid}")  # swept up after a kill
             with suppress(OSError):
                 temp.write_text(json.dumps(asdict(self.stage)), encoding="utf-8")
                 temp.replace(path)

@@ -24,6 +24,7 @@ import torch
 from kgen.contract import DTYPES, Op, Role, Values
 from kgen.ops import REGISTRY
 from kgen.records import Problem, Promotion
+from kgen.serve.ranges import named
 from kgen.store.cache import OBJECT_SUFFIX, linked_in, objects_in
 from kgen.store.kernelset import KernelSet
 from kgen.store.paths import cache_path, serving_sets
@@ -46,6 +47,7 @@ class Served:
         self.op, self.problem = op, problem
         self.reason, self.promotion = reason, promotion
         self._run, self._counts = run, counts
+        self._range = f"kgen {problem.key}"  # in a profiler's timeline
         sizes = {**op.sizes(problem), **dict.fromkeys(op.runtime_dims, ANY)}
         self._tensors = tuple(
             (t.name, tuple(t.sizes(sizes)), getattr(torch, DTYPES[t.dtype].torch)) for t in op.present(problem)
@@ -68,7 +70,11 @@ class Served:
         for scalar in self.op.scalars:
             if scalar.name not in values:
                 raise ValueError(f"{self.problem.key}: scalar {scalar.name!r} is missing")
-        self._run(values)
+        if self.promoted:
+            with named(self._range):
+                self._run(values)
+        else:
+            self._run(values)
         return {name: values[name] for name in self._written}  # type: ignore[misc]  # checked to be tensors above
 
     def outputs(self, device: str | torch.device) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 
 from kgen.ops import PACK, REGISTRY
 from kgen.records import Problem
-from kgen.serve.vllm import FAULTS
+from kgen.serve.vllm import FAULTS, routing
 from kgen.serve.vllm.guards import (
     Refusal,
     Refused,
@@ -71,6 +71,8 @@ class Plan:
 
     def seat(self, model: Any) -> None:
         """Load, try and seat. Called once."""
+        if self.settings.routing and self.host.rank == 0:  # all ranks choose the same experts
+            routing.record(model, Path(self.settings.routing), lambda: self.host.decoding() or routing.capturing())
         found: list[Refusal] = []
         ready: dict[str, tuple[Kernels, list[Site]]] = {}
         for op in self._wanted:

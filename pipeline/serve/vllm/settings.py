@@ -1,8 +1,10 @@
-"""What `additional_config["kgen"]` may say: {"set": PATH or "builtin", "ops": [...], "fallback": ..., "record": PATH}.
+"""What `additional_config["kgen"]` may say: {"set": PATH or "builtin", "ops": [...], "fallback": ..., "record": PATH,
+"routing": PATH}.
 
 All keys are optional. `set`: default as for every serving process (`kgen.store.paths.serving_sets`). `ops`: default
 every op that has a seat and that the set holds. `fallback`: `op` (an op that is refused runs stock, the others go on)
 or `refuse` (start-up fails with all reasons). `record`: the JSON file of what ran; default a user data folder.
+`routing`: a file for the expert ids of tokens outside of graphs (`routing`); default none.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 
 KEY = "kgen"
 FALLBACKS = ("op", "refuse")
-KEYS = ("set", "ops", "fallback", "record")
+KEYS = ("set", "ops", "fallback", "record", "routing")
 
 
 class SettingsError(ValueError):
@@ -25,6 +27,7 @@ class Settings:
     ops: tuple[str, ...] | None = None
     fallback: str = "op"
     record: str = ""
+    routing: str = ""
 
 
 def parse(additional: object, seats: tuple[str, ...]) -> Settings | None:
@@ -40,7 +43,8 @@ def parse(additional: object, seats: tuple[str, ...]) -> Settings | None:
     fallback = given.get("fallback", FALLBACKS[0])
     if fallback not in FALLBACKS:
         raise SettingsError(f'additional_config["{KEY}"]["fallback"] must be op or refuse, is {fallback!r}')
-    return Settings(_text(given, "set"), _ops(given.get("ops"), seats), fallback, _text(given, "record"))
+    record, routing = _text(given, "record"), _text(given, "routing")
+    return Settings(_text(given, "set"), _ops(given.get("ops"), seats), fallback, record, routing)
 
 
 def _text(given: Mapping[str, object], key: str) -> str:
