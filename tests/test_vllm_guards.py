@@ -93,6 +93,14 @@ SITES: dict[tuple[str, str], Change] = {
     ("moe_shared", "no sum over ranks within it"): put("down_proj.reduce_results", True),
     ("dense_mlp", "no sum over ranks within it (tensor parallel size 1)"): put("down_proj.tp_size", 8),
     ("kda_in_proj", "no overlapped projections"): put("_projection_overlap_max_tokens", 16),
+    ("attn_res", "rows of its own on this rank (no sequence shards)"): put("use_sequence_parallel", True),
+    ("kda_core", "no GEMM fused with an all-reduce"): put("gemm_rs_ar", object()),
+    ("kda_core", "no overlapped projections"): put("_projection_overlap_max_tokens", 16),
+    ("kda_core", "steps of one token a request"): put("num_spec", 2),
+    ("kda_core", "a bounded gate and a sigmoid norm"): put("gate_lower_bound", None),
+    ("kda_core", "convolution states channel by channel (VLLM_SSM_CONV_STATE_LAYOUT=DS)"): put(
+        "get_state_shape", lambda: ((3, 768), (2, 128, 128))
+    ),
     ("mla_in_proj", "an output gate in the projection"): put("q_lora_rank", None),
     ("mla_in_proj", "the calls that its seat replaces"): put("_forward_q_lora", None),
     ("moe_router", "the calls that its seat replaces"): put("experts.router", SimpleNamespace(top_k=4)),
@@ -141,9 +149,10 @@ def of_dtype(dtype: torch.dtype) -> Callable[[Site], None]:
     return change
 
 
-def transposed(site: Site) -> None:
+def strided(site: Site) -> None:
     module, name = next(iter(site.parts.values()))
-    setattr(module, name, nn.Parameter(getattr(module, name).t().contiguous().t(), requires_grad=False))
+    weight = getattr(module, name)
+    setattr(module, name, nn.Parameter(torch.stack([weight, weight], -1)[..., 0], requires_grad=False))
 
 
 def shorter(site: Site) -> None:
@@ -158,9 +167,9 @@ def with_bias(site: Site) -> None:
 
 WEIGHTS: dict[str, tuple[Callable[[Site], None], str]] = {
     "quantised": (quantised, "needs plain weights"),
-    "float16": (of_dtype(torch.float16), "in torch.bfloat16, contiguous (is torch.float16)"),
+    "float16": (of_dtype(torch.float16), "contiguous (is torch.float16)"),
     "float8": (of_dtype(torch.float8_e4m3fn), "(is torch.float8_e4m3fn)"),
-    "transposed": (transposed, "contiguous"),
+    "strided": (strided, "contiguous"),
     "of another size": (shorter, "needs weights of "),
     "with a bias": (with_bias, "without a bias"),
 }

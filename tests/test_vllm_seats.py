@@ -1,18 +1,21 @@
 """Each seat: the model's numbers stay, the kernel runs in every layer, and an instance is left as it was found."""
 
 import functools
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from support.vllm_standin import HIDDEN, LAYERS, KimiLinearForCausalLM, drawn
+from support import vllm_standin
+from support.vllm_standin import HIDDEN, LAYERS, STEP, KimiLinearForCausalLM, drawn, install
 from torch import nn
 
-from kgen.contract import Values, relative_l2
+from kgen.contract import Role, Values, relative_l2
 from kgen.ops import REGISTRY
 from kgen.serve import Served
 from kgen.serve.vllm.kernels import Call, Kernels, fitting_dims, weight_shapes
 from kgen.serve.vllm.record import Record
-from kgen.serve.vllm.seats import OPS, SEATS, sites
+from kgen.serve.vllm.seats import OPS, SEATS, sites, states_unfit
 
 
 def kernel(op: str, tokens: int) -> Served:
@@ -22,11 +25,13 @@ def kernel(op: str, tokens: int) -> Served:
     stock = contract.stock(problem)
 
     def run(values: Values) -> None:
-        rows = values["m" if "m" in values else "x" if "x" in values else "y"]
+        rows = next(values[name] for name in ("m", "x", "p", "delta", "y") if name in values)
         padding = (rows == 0).all(-1)  # type: ignore[union-attr]  # a tensor, as all below
+        states = {t.name for t in contract.present(problem) if t.role is Role.STATE}
         for name, result in stock(values).items():
             garbage = float("nan") if result.is_floating_point() else -7
-            values[name].copy_(result.masked_fill(padding[:, None], garbage))  # type: ignore[union-attr]
+            kept = result if name in states else result.masked_fill(padding[:, None], garbage)
+            values[name].copy_(kept)  # type: ignore[union-attr]
 
     return Served(contract, problem, run, "", None, dict)
 
@@ -58,6 +63,11 @@ def run(model: nn.Module, tokens: int) -> torch.Tensor:
     return out
 
 
+@pytest.fixture(autouse=True)
+def beside_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path)
+
+
 STOCK = KimiLinearForCausalLM(vllm_config=None)
 
 
@@ -79,8 +89,7 @@ def test_every_seat_has_the_weights_of_its_contract(op: str) -> None:
         assert fitting_dims(REGISTRY.get(op), shapes) == ["nano"]
 
 
-@pytest.mark.parametrize("tokens", [1, 12])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "tokens"), [(op, n) for op in OPS for n in (1, 12) if (op, n) != ("attn_res", 12)])
 def test_a_kernel_runs_in_every_layer_and_the_numbers_stay(op: str, tokens: int) -> None:
     seated = Seated(op)
     assert relative_l2(seated.run(tokens), stock(tokens)) < 5e-3
@@ -115,6 +124,34 @@ def test_counts_without_a_kernel_are_stock_bit_for_bit_with_a_reason(op: str, to
     seated = Seated(op)
     assert torch.equal(seated.run(tokens), stock(tokens))
     assert seated.record.counts() == {str(tokens): {op: {"promoted": 0, "stock": {reason: len(LAYERS[op])}}}}
+
+
+def test_rows_of_residuals_are_never_padded() -> None:
+    seated = Seated("attn_res")
+    assert torch.equal(seated.run(12), stock(12))
+    reason = "its state has no rows to pad 12 tokens to 16"
+    assert seated.record.counts()["12"]["attn_res"] == {"promoted": 0, "stock": {reason: 5}}
+
+
+def test_a_residual_of_another_number_of_blocks_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_standin, "SLOTS", 3)
+    seated = Seated("attn_res")
+    seated.run(8)
+    assert list(seated.record.counts()["8"]["attn_res"]["stock"]) == ["needs 2 slots, contiguous (are [8, 3, 256])"]
+
+
+def test_states_in_vllms_default_order_are_left_to_the_stock_kernel() -> None:
+    seated = Seated("kda_core")
+    attention = seated.model.model.layers[0].self_attn
+    attention.begin(8)
+    conv, state = attention.kv_cache
+    attention.kv_cache = (conv.transpose(1, 2).contiguous(), state)
+    step = STEP[attention.prefix]
+    assert "VLLM_SSM_CONV_STATE_LAYOUT=DS" in states_unfit(attention, step, 8)
+    attention.kv_cache = (conv, state)
+    assert states_unfit(attention, step, 8) == ""
+    for change in ({"num_prefills": 1}, {"num_spec_decodes": 1}, {"num_actual_tokens": 7}):
+        assert states_unfit(attention, SimpleNamespace(**{**vars(step), **change}), 8) != ""
 
 
 @pytest.mark.parametrize("op", OPS)

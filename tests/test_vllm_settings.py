@@ -34,8 +34,8 @@ def test_everything_can_be_said() -> None:
         ({"ops": "moe_shared"}, "must list ops, each once, is 'moe_shared'"),
         ({"ops": []}, "must list ops, each once, is []"),
         ({"ops": ["moe_shared", "moe_shared"]}, "each once"),
-        ({"ops": ["moe_share"]}, "'moe_share' has no seat in vLLM; seats: kda_in_proj, mla_in_proj"),
-        ({"ops": ["kda_core"]}, "'kda_core' has no seat in vLLM"),
+        ({"ops": ["moe_share"]}, "'moe_share' has no seat in vLLM; seats: attn_res, kda_in_proj, kda_core"),
+        ({"ops": ["mla_kv_append"]}, "'mla_kv_append' has no seat in vLLM"),
         ({"ops": [1]}, "1 has no seat"),
     ],
 )

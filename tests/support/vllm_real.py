@@ -18,6 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.vllm_real_states import recurrence, residuals
+
 TOKENS = 8
 MODEL: dict[str, Any] = {
     "architectures": ["KimiLinearForCausalLM"],
@@ -62,7 +65,7 @@ MODEL: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_experts": 16,
     "num_experts_per_token": 4,
-    "attn_res_block_size": 4,
+    "attn_res_block_size": 2,
     "linear_attn_config": {
         "num_heads": 2,
         "head_dim": 128,
@@ -139,7 +142,7 @@ def beside_stock(calls: dict[str, Callable[[], Any]], on: list[bool]) -> dict[st
 
 def calls_of(model: Any, rows: torch.Tensor) -> dict[str, Callable[[], Any]]:
     """One call of a layer for each op that a seat stands in."""
-    first, second = model.model.layers[:2]
+    first, second, third = model.model.layers[:3]
     attention, moe = second.self_attn, second.block_sparse_moe
     attention._apply_q_lora_attention = lambda positions, hidden_states, qkv_lora: qkv_lora  # its kernels need a GPU
     attention._gate_events = None  # and its second stream does
@@ -151,6 +154,8 @@ def calls_of(model: Any, rows: torch.Tensor) -> dict[str, Callable[[], Any]]:
         return ids.gather(1, order), weights.gather(1, order)
 
     return {
+        "attn_res": residuals(second, third, rows),
+        "kda_core": recurrence(first.self_attn, rows),
         "kda_in_proj": lambda: first.self_attn.in_proj_qkvgfab(rows),
         "mla_in_proj": lambda: attention._forward_q_lora(None, rows),
         "oproj_partial": lambda: attention.o_proj(rows),
@@ -252,4 +257,5 @@ def main(chosen: str, folder: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    os.environ["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"  # as kda_core's seat needs it
     print("found " + json.dumps(main(*sys.argv[1:3])))

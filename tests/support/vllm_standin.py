@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.vllm_standin_ops import attn_res, recurrent
 from torch import nn
 
 from kgen.ops.moe_shared import situ_and_mul
@@ -28,8 +29,11 @@ EXPERTS, TOP_K, SHARED, DENSE = 16, 4, 128, 512
 LOCAL = HEADS * HEAD_DIM
 KDA_ROWS, QUERY_ROWS = 1168, 128 + 512 + 64
 KINDS = ("kda", "mla", "kda", "kda")  # layer 0 has the dense MLP
+BLOCK, SLOTS = 2, 2  # layers of one block of residuals; blocks
 LAYERS = {  # that an op has a seat in
+    "attn_res": [1, 1, 2, 3, 3],  # before attention but in layer 0, and behind it in layers that start no block
     "kda_in_proj": [0, 2, 3],
+    "kda_core": [0, 2, 3],
     "mla_in_proj": [1],
     "oproj_partial": [0, 1, 2, 3],
     "moe_router": [1, 2, 3],
@@ -149,16 +153,46 @@ class KimiMoE(nn.Module):
         return self.experts(latent, router_logits, hidden_states)
 
 
+class Norm(nn.Module):
+    def __init__(self, width: int, seed: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + drawn((width,), seed).data, requires_grad=False)
+        self.eps = self.variance_epsilon = 1e-5
+        self.activation = "sigmoid"
+
+
+STEP: dict[str, SimpleNamespace] = {}  # what the step that runs holds for each attention layer
+
+
 class KimiK3DeltaAttention(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
+        self.prefix = f"layers.{seed}.self_attn"
         self.in_proj_qkvgfab = Linear(HIDDEN, KDA_ROWS, seed)
         self.o_proj = Linear(LOCAL, HIDDEN, seed + 1, reduce_results=True)
         self.gemm_rs_ar, self._projection_overlap_max_tokens = None, 0
+        self.f_b_proj = Linear(HEAD_DIM, LOCAL, seed + 2)
+        self.conv1d = Linear(4, 3 * LOCAL, seed + 3)
+        self.conv1d.weight = drawn((3 * LOCAL, 1, 4), seed + 3, torch.float32)
+        self.A_log, self.dt_bias = (drawn((n,), seed + 4, torch.float32) for n in (HEADS, LOCAL))
+        self.o_norm, self.gate_lower_bound = Norm(HEAD_DIM, seed + 5), -5.0
+        self.local_projection_size, self.conv_size, self.num_spec, self.use_recoverssm = LOCAL, 4, 0, False
+        self.kv_cache: tuple[torch.Tensor, ...] = ()
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        return (3 * LOCAL, self.conv_size - 1), (HEADS, HEAD_DIM, HEAD_DIM)
+
+    def begin(self, tokens: int) -> None:
+        """One step of as many requests, from states that are the same each time."""
+        conv, state = self.get_state_shape()
+        self.kv_cache = (drawn((tokens + 1, *conv), 1).data, drawn((tokens + 1, *state), 2, torch.float32).data)
+        slots = torch.arange(tokens, 0, -1, dtype=torch.int32)
+        counts = {"num_prefills": 0, "num_spec_decodes": 0, "num_actual_tokens": tokens}
+        STEP[self.prefix] = SimpleNamespace(non_spec_state_indices_tensor=slots, **counts)
 
     def forward(self, hidden_states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        q, k, v, g = self.in_proj_qkvgfab(hidden_states)[0][:, : 4 * LOCAL].float().chunk(4, dim=-1)
-        return self.o_proj((torch.tanh(q * k) * v * torch.sigmoid(g)).to(torch.bfloat16))[0]
+        slots = STEP[self.prefix].non_spec_state_indices_tensor
+        return self.o_proj(recurrent(self, self.in_proj_qkvgfab(hidden_states)[0], slots))[0]
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -195,10 +229,33 @@ class KimiDecoderLayer(nn.Module):
             self.mlp: nn.Module = self.block_sparse_moe
         else:
             self.mlp = KimiMLP(DENSE, seed + 10, True)
+        self.use_attn_res, self.use_sequence_parallel = True, False
+        self.is_block_write_layer, self.block_write_idx = index % BLOCK == 0, index // BLOCK
+        self.prev_valid_blocks = -(-index // BLOCK)
+        self.self_attention_res_norm, self.mlp_res_norm = Norm(HIDDEN, seed + 20), Norm(HIDDEN, seed + 21)
+        self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN, seed + 22), Norm(HIDDEN, seed + 23)
+        self.self_attention_res_proj, self.mlp_res_proj = Linear(HIDDEN, 1, seed + 24), Linear(HIDDEN, 1, seed + 25)
 
-    def forward(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + self.self_attn(hidden_states=hidden, positions=positions)
-        return hidden + self.mlp(hidden)
+    def _pre_attn_norm(self, hidden_states: Any, residual: Any, prefix_sum: Any) -> Any:
+        write = self.block_write_idx if self.is_block_write_layer else -1
+        vectors = self.self_attention_res_norm, self.self_attention_res_proj.weight.squeeze(0), self.input_layernorm
+        return (
+            attn_res(prefix_sum, hidden_states, residual, *vectors, self.prev_valid_blocks, write),
+            prefix_sum,
+            residual,
+        )
+
+    def _post_attn_norm(self, hidden_states: Any, residual: Any, prefix_sum: Any) -> Any:
+        prefix, delta = (hidden_states, None) if self.is_block_write_layer else (prefix_sum, hidden_states)
+        vectors = self.mlp_res_norm, self.mlp_res_proj.weight.squeeze(0), self.post_attention_layernorm
+        blocks = self.prev_valid_blocks + self.is_block_write_layer
+        return attn_res(prefix, delta, residual, *vectors, blocks, -1), prefix, residual
+
+    def forward(self, positions: torch.Tensor, hidden_states: Any, residual: Any, prefix_sum: Any) -> Any:
+        hidden_states, prefix_sum, residual = self._pre_attn_norm(hidden_states, residual, prefix_sum)
+        hidden_states = self.self_attn(hidden_states=hidden_states, positions=positions)
+        hidden_states, prefix_sum, residual = self._post_attn_norm(hidden_states, residual, prefix_sum)
+        return self.mlp(hidden_states), prefix_sum, residual
 
 
 class KimiLinearModel(nn.Module):
@@ -212,8 +269,12 @@ class KimiLinearModel(nn.Module):
 
     def forward(self, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            hidden = layer(positions, hidden)
-        return hidden
+            if hasattr(layer.self_attn, "begin"):
+                layer.self_attn.begin(hidden.shape[0])
+        delta, prefix, blocks = None, hidden.clone(), hidden.new_zeros(hidden.shape[0], SLOTS, HIDDEN)
+        for layer in self.layers:
+            delta, prefix, blocks = layer(positions, delta, blocks, prefix)
+        return prefix + delta
 
 
 class ModelState:
@@ -300,7 +361,10 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = "0.33.
         "vllm.model_executor.models": {},
         "vllm.model_executor.models.registry": {"_VLLM_MODELS": {ARCHITECTURE: ("vllm.models.standin", ARCHITECTURE)}},
         "vllm.distributed": {"get_tp_group": lambda: group},
-        "vllm.forward_context": {"is_forward_context_available": lambda: False},
+        "vllm.forward_context": {
+            "is_forward_context_available": lambda: bool(STEP),
+            "get_forward_context": lambda: SimpleNamespace(attn_metadata=STEP),
+        },
     }
     for name, attributes in contents.items():
         module = ModuleType(name)

@@ -39,7 +39,16 @@ SURFACE = (
     Used(
         MODEL,
         "KimiDecoderLayer",
-        ("is_moe_layer", "self_attn", "block_sparse_moe", "mlp"),
+        (
+            *("is_moe_layer", "self_attn", "block_sparse_moe", "mlp", "use_attn_res", "use_sequence_parallel"),
+            *("is_block_write_layer", "block_write_idx", "prev_valid_blocks", "input_layernorm"),
+            *("post_attention_layernorm", "self_attention_res_norm", "self_attention_res_proj", "mlp_res_norm"),
+            "mlp_res_proj",
+        ),
+        {
+            "_pre_attn_norm": ("hidden_states", "residual", "prefix_sum"),
+            "_post_attn_norm": ("hidden_states", "residual", "prefix_sum"),
+        },
         standin="KimiDecoderLayer",
     ),
     Used(
@@ -61,7 +70,18 @@ SURFACE = (
     Used(
         "vllm/models/kimi_k3/nvidia/kda.py",
         "KimiK3DeltaAttention",
-        ("in_proj_qkvgfab", "o_proj", "gemm_rs_ar", "_projection_overlap_max_tokens"),
+        (
+            *(
+                "in_proj_qkvgfab",
+                "o_proj",
+                "gemm_rs_ar",
+                "_projection_overlap_max_tokens",
+                "conv1d",
+                "f_b_proj",
+                "A_log",
+            ),
+            *("dt_bias", "o_norm", "local_projection_size", "conv_size", "gate_lower_bound", "use_recoverssm"),
+        ),
         {"forward": ("hidden_states", "positions")},
         standin="KimiK3DeltaAttention",
     ),
@@ -154,7 +174,12 @@ SURFACE = (
         {"decode_mode": (), "mixed_mode": ()},
     ),
     Used("vllm/config/compilation.py", "CompilationMode", ("STOCK_TORCH_COMPILE",)),
-    Used("vllm/forward_context.py", "ForwardContext", ("cudagraph_runtime_mode",)),
+    Used("vllm/forward_context.py", "ForwardContext", ("cudagraph_runtime_mode", "attn_metadata")),
+    Used(
+        "vllm/v1/attention/backends/gdn_attn.py",
+        "GDNAttentionMetadata",
+        ("num_prefills", "num_spec_decodes", "num_actual_tokens", "non_spec_state_indices_tensor"),
+    ),
     Used("vllm/distributed/parallel_state.py", "GroupCoordinator", ("world_size", "rank_in_group", "cpu_group")),
 )
 FUNCTIONS = (

@@ -91,6 +91,20 @@ SITE: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
         lambda o: not o.down_proj.reduce_results or o.down_proj.tp_size == 1,
     ),
     ("no overlapped projections", ("kda_in_proj",), lambda o: o._projection_overlap_max_tokens == 0),
+    ("rows of its own on this rank (no sequence shards)", ("attn_res",), lambda o: not o.use_sequence_parallel),
+    ("no GEMM fused with an all-reduce", ("kda_core",), lambda o: o.gemm_rs_ar is None),
+    ("no overlapped projections", ("kda_core",), lambda o: o._projection_overlap_max_tokens == 0),
+    ("steps of one token a request", ("kda_core",), lambda o: o.num_spec == 0 and not o.use_recoverssm),
+    (
+        "a bounded gate and a sigmoid norm",
+        ("kda_core",),
+        lambda o: o.gate_lower_bound < 0 and o.o_norm.activation == "sigmoid",
+    ),
+    (
+        "convolution states channel by channel (VLLM_SSM_CONV_STATE_LAYOUT=DS)",
+        ("kda_core",),
+        lambda o: next(iter(o.get_state_shape())) == (3 * o.local_projection_size, o.conv_size - 1),
+    ),
     ("an output gate in the projection", ("mla_in_proj",), lambda o: o.use_output_gate and o.q_lora_rank is not None),
     ("the calls that its seat replaces", ("mla_in_proj",), lambda o: o._forward_q_lora and o._apply_q_lora_attention),
     (

@@ -5,6 +5,7 @@ Not covered: what a model's layers look like (`seats`) and what a configuration 
 
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,15 @@ def in_decode_graph() -> bool:
     if not contexts.is_forward_context_available():
         return False
     return bool(contexts.get_forward_context().cudagraph_runtime_mode.name != "PIECEWISE")
+
+
+def attention_metadata(layer: str) -> Any:
+    """What the step that runs holds for the attention layer of this name; None outside of a step."""
+    contexts = sys.modules.get("vllm.forward_context")
+    if contexts is None or not contexts.is_forward_context_available():
+        return None
+    found = contexts.get_forward_context().attn_metadata
+    return found.get(layer) if isinstance(found, dict) else None
 
 
 def parent_class() -> Any:

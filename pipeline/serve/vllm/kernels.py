@@ -112,13 +112,18 @@ def _unsaid() -> Iterator[None]:
 def trial(served: Served, weights: Weights, device: str) -> str:
     """One call on drawn rows beside the stock op's: what is wrong with it, "" if nothing is."""
     op, problem = served.op, served.problem
-    values: Values = {**weights(), **served.outputs(device), **{s.name: s.sample for s in op.scalars}}
-    generator = torch.Generator(device).manual_seed(TRIAL_SEED)
-    (rows,) = (t for t in op.present(problem) if t.role is Role.IN)
-    drawn = torch.randn(rows.sizes(op.sizes(problem)), generator=generator, device=device)
-    values[rows.name] = drawn.to(getattr(torch, DTYPES[rows.dtype].torch))
+    present = op.present(problem)
+    if any(t.role is Role.STATE for t in present):
+        drawn = op.inputs(problem, op.families[0].name, TRIAL_SEED, device)
+    else:
+        generator = torch.Generator(device).manual_seed(TRIAL_SEED)
+        (rows,) = (t for t in present if t.role is Role.IN)
+        normal = torch.randn(rows.sizes(op.sizes(problem)), generator=generator, device=device)
+        drawn = {s.name: s.sample for s in op.scalars}
+        drawn[rows.name] = normal.to(getattr(torch, DTYPES[rows.dtype].torch))
+    values: Values = {**drawn, **weights(), **served.outputs(device)}
+    want = op.stock(problem)(values)  # first: a kernel writes states in place
     got = served(values)
-    want = op.stock(problem)(values)
     for spec in op.outputs(problem):
         if isinstance(op.rule(spec), RelL2):
             error = float(relative_l2(got[spec.name], want[spec.name]))
@@ -137,20 +142,37 @@ class Call:
     note: Callable[[str, int, str], None]  # op, tokens, why it ran stock ("" if it did not)
 
     def __call__(self, rows: torch.Tensor) -> dict[str, torch.Tensor] | None:
-        """The outputs of the true rows by name, or None: run stock."""
-        op, tokens = self.kernels.op, int(rows.shape[0])
-        if not self.decoding():
-            self.note(op.name, tokens, "not in a decode graph")
+        """The outputs of the true rows by name, or None: run stock. For ops with one input and no state."""
+        served = self.chosen(int(rows.shape[0]))
+        if served is None:
             return None
-        served = self.kernels.serving(tokens)
-        if isinstance(served, str):
-            self.note(op.name, tokens, served)
-            return None
-        self.note(op.name, tokens, "")
-        padded = served.problem.tokens
-        if padded != tokens:
-            rows = torch.nn.functional.pad(rows, (0, 0, 0, padded - tokens))
-        (name,) = (t.name for t in op.present(served.problem) if t.role is Role.IN)
+        (name,) = (t.name for t in self.kernels.op.present(served.problem) if t.role is Role.IN)
+        return self.give(served, int(rows.shape[0]), {name: rows})
+
+    def chosen(self, tokens: int, unfit: str = "") -> Served | None:
+        """The kernel for this call, or None: run stock. `unfit`: why this very call cannot be a kernel's."""
+        served = self.kernels.serving(tokens) if self.decoding() else "not in a decode graph"
+        if not isinstance(served, str):
+            op, padded = self.kernels.op, served.problem.tokens
+            if padded != tokens and any(t.role is Role.STATE and t.by_token for t in op.present(served.problem)):
+                served = f"its state has no rows to pad {tokens} tokens to {padded}"
+            served = unfit or served
+        self.note(self.kernels.op.name, tokens, served if isinstance(served, str) else "")
+        return None if isinstance(served, str) else served
+
+    def give(self, served: Served, tokens: int, given: Values) -> dict[str, torch.Tensor]:
+        """The outputs of the true rows and the states. `given`: inputs of as many rows, states, scalars of its own."""
+        op, values = self.kernels.op, dict(given)
+        device = next(v.device for v in given.values() if isinstance(v, torch.Tensor))
+        for spec in op.present(served.problem):
+            if spec.role is Role.IN:
+                rows = values[spec.name]
+                assert isinstance(rows, torch.Tensor)
+                more = served.problem.tokens - tokens
+                if more:
+                    rows = torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, more), value=spec.padding or 0)
+                values[spec.name] = rows.contiguous()
         scalars = {s.name: s.sample for s in op.scalars}
-        got = served({name: rows.contiguous(), **self.weights(), **served.outputs(rows.device), **scalars})
-        return {k: v[:tokens] for k, v in got.items()}
+        got = served({**scalars, **values, **self.weights(), **served.outputs(device)})
+        states = {t.name for t in op.present(served.problem) if t.role is Role.STATE}
+        return {k: v if k in states else v[:tokens] for k, v in got.items()}

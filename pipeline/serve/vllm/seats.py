@@ -10,8 +10,15 @@ returns what undoes it.
 | kda_in_proj, oproj_partial, moe_latent_down | a linear layer | its `quant_method` |
 | mla_in_proj | the attention layer, which runs the gate rows on a stream of their own | its `_forward_q_lora` |
 | moe_router | the gate, and the router that chooses from its logits | `forward` and `_compute_routing` |
+| attn_res | the decoder layer, before and after its attention | its `_pre_attn_norm` and `_post_attn_norm` |
+| kda_core | the attention layer, with the states of its own cache | its `forward` |
 
-Not covered: ops that read or write caches, and whether a seat may be taken (`guards`).
+attn_res: calls that add a pending row. The embedding's, and those behind the attention of a layer that starts a block,
+have none and stay stock. kda_core: steps of one new token a request; its convolution states lie channel by channel
+(`VLLM_SSM_CONV_STATE_LAYOUT=DS`), vLLM's default order is the other.
+
+Not covered: mla_kv_append (vLLM writes the row in the kernel that also builds the query), lm_head_argmax (logits are
+computed outside of the graphs), and whether a seat may be taken (`guards`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +27,7 @@ from typing import Any
 
 import torch
 
+from kgen.serve.vllm.host import attention_metadata
 from kgen.serve.vllm.kernels import Call
 
 Undo = Callable[[], None]
@@ -36,8 +44,9 @@ class Site:
     parts: Mapping[str, Part]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Weight name -> plain tensor. Raises AttributeError where a layer holds none by that name (quantised)."""
-        return {name: getattr(module, attribute).data for name, (module, attribute) in self.parts.items()}
+        """Weight name -> plain tensor without dimensions of one entry. Raises AttributeError where a layer holds none
+        by that name (quantised)."""
+        return {name: getattr(module, attribute).data.squeeze() for name, (module, attribute) in self.parts.items()}
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,97 @@ def _take_router(site: Site, call: Call) -> Undo:
     return undo
 
 
+VECTORS = ("w_norm", "w_query", "w_out")
+AttnResPart = tuple[str, str, str]  # a layer's attributes: norm of the sources, query, norm of the result
+BEFORE: AttnResPart = ("self_attention_res_norm", "self_attention_res_proj", "input_layernorm")
+BEHIND: AttnResPart = ("mlp_res_norm", "mlp_res_proj", "post_attention_layernorm")
+
+
+def _residual(layer: Any) -> Iterator[tuple[Any, Mapping[str, Part]]]:
+    """Calls with a pending row: not before the first layer, nor behind the attention of one that starts a block."""
+    for names, pending in ((BEFORE, layer.prev_valid_blocks > 0), (BEHIND, not layer.is_block_write_layer)):
+        if layer.use_attn_res and pending:
+            yield layer, {w: (getattr(layer, n), "weight") for w, n in zip(VECTORS, names, strict=True)}
+
+
+def _take_residual(site: Site, call: Call) -> Undo:
+    layer = site.owner
+    norm, result = site.parts["w_norm"][0], site.parts["w_out"][0]
+    before = norm is getattr(layer, BEFORE[0])
+    name = "_pre_attn_norm" if before else "_post_attn_norm"
+    stock = getattr(layer, name)
+    slots = call.kernels.op.dims[call.kernels.dims]["slots"]
+    scalars = {
+        "nb": layer.prev_valid_blocks,
+        "write_idx": layer.block_write_idx if layer.is_block_write_layer else -1,  # behind attention never
+        "eps": norm.variance_epsilon,
+        "eps_out": result.variance_epsilon,
+    }
+
+    def forward(hidden_states: Any, residual: Any, prefix_sum: Any) -> Any:
+        tokens = int(prefix_sum.shape[0])
+        fits = residual.shape[1] == slots and prefix_sum.is_contiguous() and residual.is_contiguous()
+        served = call.chosen(tokens, "" if fits else f"needs {slots} slots, contiguous (are {list(residual.shape)})")
+        if served is None:
+            return stock(hidden_states, residual, prefix_sum)
+        given = {"prefix": prefix_sum, "delta": hidden_states, "blocks": residual, **scalars}
+        return call.give(served, tokens, given)["out"], prefix_sum, residual
+
+    return _put(layer, name, forward)
+
+
+def _recurrent(layer: Any) -> Iterator[tuple[Any, Mapping[str, Part]]]:
+    attention = layer.self_attn
+    if hasattr(attention, "f_b_proj"):
+        yield (
+            attention,
+            {
+                "conv_w": (attention.conv1d, "weight"),
+                "f_b": (attention.f_b_proj, "weight"),
+                "a_log": (attention, "A_log"),
+                "dt_bias": (attention, "dt_bias"),
+                "w_onorm": (attention.o_norm, "weight"),
+            },
+        )
+
+
+def states_unfit(attention: Any, step: Any, tokens: int) -> str:
+    """Why a step's states cannot be a kernel's, "" if they can. Addresses in the cache move with each bind."""
+    if step is None or step.num_prefills or step.num_spec_decodes or step.num_actual_tokens != tokens:
+        return "not one new token for each request"
+    conv, state = attention.kv_cache[:2]
+    channels = 3 * attention.local_projection_size
+    if conv.shape[1] != channels or conv.dtype != torch.bfloat16 or state.dtype != torch.float32:
+        return "its states lie in another order or format (needs VLLM_SSM_CONV_STATE_LAYOUT=DS)"
+    if any(not t[0].is_contiguous() or t.stride(0) * t.element_size() % 16 for t in (conv, state)):
+        return "its states are not aligned"
+    return ""
+
+
+def _take_recurrent(site: Site, call: Call) -> Undo:
+    attention = site.owner
+    stock = attention.forward
+
+    def forward(hidden_states: torch.Tensor, positions: torch.Tensor) -> Any:
+        tokens = int(hidden_states.shape[0])
+        step = attention_metadata(attention.prefix)
+        served = call.chosen(tokens, states_unfit(attention, step, tokens))
+        if served is None:
+            return stock(hidden_states, positions)
+        conv, state = attention.kv_cache[:2]
+        given = {
+            "p": attention.in_proj_qkvgfab(hidden_states)[0],
+            "slots": step.non_spec_state_indices_tensor[:tokens],
+            "conv": conv,
+            "s": state,
+            "lower_bound": attention.gate_lower_bound,
+            "eps": attention.o_norm.eps,
+        }
+        return attention.o_proj(call.give(served, tokens, given)["y"])[0]
+
+    return _put(attention, "forward", forward)
+
+
 def _put(module: Any, name: str, value: Any) -> Undo:
     """Sets an attribute of one instance; what it returns leaves the instance as it was."""
     own = vars(module)
@@ -181,7 +281,9 @@ def _put(module: Any, name: str, value: Any) -> Undo:
 
 # In the order of a decode step; votes of the ranks and everything listed to people follow it.
 SEATS: Mapping[str, Seat] = {
+    "attn_res": Seat(_residual, _take_residual),
     "kda_in_proj": Seat(_linear("self_attn", "in_proj_qkvgfab", "w_in"), _take_method("p")),
+    "kda_core": Seat(_recurrent, _take_recurrent),
     "mla_in_proj": Seat(_linear("self_attn", "fused_qkv_a_g_proj", "w_in"), _take_query),
     "oproj_partial": Seat(_linear("self_attn", "o_proj", "w_o"), _take_method("part")),
     "moe_router": Seat(_router, _take_router),

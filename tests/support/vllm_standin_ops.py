@@ -1,0 +1,38 @@
+"""What the stand-in of vLLM computes on states, by the contracts' stock ops: residuals, and the recurrence of KDA."""
+
+from typing import Any
+
+import torch
+
+from kgen.ops.attn_res import AttnRes
+from kgen.ops.kda_core import KdaCore
+
+
+def attn_res(prefix: Any, delta: Any, blocks: Any, norm: Any, query: Any, result: Any, nb: int, write: int) -> Any:
+    """As vLLM's function by that name, at the small sizes."""
+    op = AttnRes()
+    axes = {"variant": "prefix_only" if delta is None else "delta", "aux": "no"}
+    values = {
+        **{"prefix": prefix, "blocks": blocks, "w_norm": norm.weight, "w_query": query, "w_out": result.weight},
+        **{"nb": nb, "write_idx": write, "eps": norm.variance_epsilon, "eps_out": result.variance_epsilon},
+        **({} if delta is None else {"delta": delta}),
+    }
+    got = op.stock(op.problem("nano", 1, "sm_90a", axes))(values)
+    prefix.copy_(got["prefix"])
+    blocks.copy_(got["blocks"])
+    return got["out"]
+
+
+def recurrent(layer: Any, p: torch.Tensor, slots: torch.Tensor) -> Any:
+    """One token of each request of a KDA layer with vLLM's attributes; its states are written in place."""
+    op = KdaCore()
+    values = {
+        **{s.name: s.sample for s in op.scalars},
+        **{"p": p, "conv_w": layer.conv1d.weight[:, 0], "f_b": layer.f_b_proj.weight, "a_log": layer.A_log},
+        **{"dt_bias": layer.dt_bias, "w_onorm": layer.o_norm.weight, "slots": slots},
+        **{"conv": layer.kv_cache[0], "s": layer.kv_cache[1]},
+    }
+    got = op.stock(op.problem("nano", op.bin_for(min(p.shape[0], 64)), "sm_90a"))(values)
+    for cache, name in zip(layer.kv_cache, ("conv", "s"), strict=True):
+        cache.copy_(got[name])
+    return got["y"]
