@@ -1,9 +1,11 @@
 """How many candidates a minute come through compile and interpreter, and what kgen itself adds to each.
 
-    python benchmarks/scale.py [--workers 1 2 4] [--candidates 8] [--executor local|ray] [--record FILE]
+    python benchmarks/scale.py [--workers 1 2 4] [--ray-nodes 1 2] [--candidates 8] [--record FILE]
 
-Each line is a run of the real loop over the same candidates of `search`, with an empty cache: every candidate is
-screened, built with its two mutants, audited, and judged in the PTX interpreter. All figures in ms are by candidate:
+Each line is a run of the real loop over the same candidates of `search`, with an empty cache and in a process of its
+own: every candidate is screened, built with its two mutants, audited, and judged in the PTX interpreter. `--workers`:
+as many local processes at a time. `--ray-nodes`: a Ray cluster on loopback, of a head without CPUs and so many nodes
+with one slot and one cache each. All figures in ms are by candidate:
 
     own_ms        CPU time of kgen's own process, all its threads, outside of what `starting_ms` holds
     gates_ms      that part of own_ms in which the gates themselves parse, screen, audit and judge in this process
@@ -12,8 +14,8 @@ screened, built with its two mutants, audited, and judged in the PTX interpreter
     wall_ms       wall time without anything of others and without fsync: with one worker, what is not overlapped
 
 CPU time does not grow when other software waits for the same cores, as wall time does; it still grows somewhat with
-shared caches, so the load average before each run is part of the record. Not in any of them: the first run of the
-process, which imports. With `ray`, all are those of the machine that asks.
+shared caches, so the load average before each run is part of the record. Not in any of them: a first run of one
+candidate in the same process, which imports. With Ray, all are those of the process that asks.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import json
 import os
 import platform
 import pstats
+import subprocess
 import sys
 import tempfile
 import threading
@@ -44,12 +47,16 @@ from kgen.gates.runner import host
 from kgen.loop.session import begin, work_on
 from kgen.loop.settings import Settings
 from kgen.ops import REGISTRY
+from kgen.pool.base import Executor
 from kgen.pool.choose import choose as executor_of
+from kgen.pool.local import LocalExecutor
 from kgen.proposers.search import SearchProposer
 from kgen.records import GATES
 from kgen.store import Runs
 
 OP = "moe_shared"
+STORE = 80 << 20  # bytes of an object store: Ray's least
+LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for a name of the outer address
 PLACES: tuple[tuple[Any, str], ...] = (  # others' time
     *((Builder, "build"), (Recorder, "__init__"), (Recorder, "record"), (host, "_run")),
 )
@@ -126,19 +133,37 @@ def covered(spans: Sequence[Span]) -> float:
     return total
 
 
-def measure(workers: int, candidates: int, executor: str, folder: Path) -> dict[str, Any]:
-    """One run from nothing."""
+@contextmanager
+def cluster(nodes: int, folder: Path) -> Iterator[str]:
+    """The address of a Ray cluster on loopback; "" for none."""
+    if not nodes:
+        yield ""
+        return
+    from ray.cluster_utils import Cluster
+
+    common = {"object_store_memory": STORE, "node_ip_address": LOOPBACK}
+    made = Cluster(initialize_head=True, head_node_args={**common, "num_cpus": 0, "include_dashboard": False})
+    try:
+        for number in range(nodes):
+            made.add_node(num_cpus=1, num_gpus=0, env_vars={"KGEN_CACHE": str(folder / f"node{number}")}, **common)
+        yield made.address
+    finally:
+        made.shutdown()
+
+
+def measure(place: Executor, workers: int, candidates: int, folder: Path) -> dict[str, Any]:
+    """One run from nothing. `workers`: that the place has, for the record."""
     op = REGISTRY.get(OP)
     asked = Settings(OP, "search", candidates=candidates, archs=("sm_90a",), dims=("nano",), bins=(1,))
     settings = Settings(**{**asked.checked(op).__dict__, "finalists": candidates})
     run = begin(Runs(folder / "runs"), op, settings, "benchmarks/scale.py")
     load = os.getloadavg()[0]
-    place = executor_of(executor, workers=workers)
     with watched(PLACES) as others, watched(SYNC) as syncs, watched(GATES_OWN) as gates:
         started, before = time.monotonic(), time.process_time()
         ended = work_on(run, op, settings, SearchProposer(), folder / "cache", executor=place)
         seconds, cpu = time.monotonic() - started, time.process_time() - before
     came = [v for f in run.folders() if (v := f.verdict()) is not None and v.result(GATES[1]) is not None]
+    executor = "local" if isinstance(place, LocalExecutor) else "ray"
     row = {"executor": executor, "workers": workers, "candidates": len(came), "outcome": ended.outcome}
     row |= {"seconds": round(seconds, 2), "per_minute": round(60.0 * len(came) / seconds, 2)}
     count, waiting = max(1, len(came)), sum(span.cpu for span in others)
@@ -159,24 +184,39 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
 
 
+def one(executor: str, workers: int, candidates: int, profile: bool) -> None:
+    """A row, as the first line on stdout, and the profile after it. Imports and first files come before it."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, cluster(workers * (executor == "ray"), Path(folder)) as address:
+        measure(executor_of("local", workers=1), 1, 1, Path(folder) / "first")
+        place = executor_of(executor, address, workers)
+        with profiled() if profile else nullcontext() as profiles:
+            row = measure(place, workers, candidates, Path(folder) / "run")
+    sys.stdout.write(json.dumps(row) + "\n")
+    if profiles:
+        pstats.Stats(*profiles, stream=sys.stdout).sort_stats("tottime").print_stats(60)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--workers", nargs="*", type=int, default=[1, 2, 4])
+    parser.add_argument("--ray-nodes", nargs="*", type=int, default=[])
     parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--executor", default="local", choices=("local", "ray"))
     parser.add_argument("--profile", action="store_true", help="show the functions that kgen's own time goes to")
     parser.add_argument("--record", type=Path, help="JSON file to write")
+    parser.add_argument("--row", nargs=2, metavar=("EXECUTOR", "WORKERS"), help="only this one, in this process")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    if chosen.row:
+        one(chosen.row[0], int(chosen.row[1]), chosen.candidates, chosen.profile)
+        return
     rows = []
-    with tempfile.TemporaryDirectory() as warm:  # imports, and the files of Python and of the compiler
-        measure(1, 1, "local", Path(warm))
-    for workers in chosen.workers:
-        with tempfile.TemporaryDirectory() as folder, profiled() if chosen.profile else nullcontext() as profiles:
-            rows.append(measure(workers, chosen.candidates, chosen.executor, Path(folder)))
-        sys.stdout.write(json.dumps(rows[-1]) + "\n")
-        if profiles:
-            pstats.Stats(*profiles, stream=sys.stdout).sort_stats("tottime").print_stats(60)
+    for executor, workers in [*(("local", n) for n in chosen.workers), *(("ray", n) for n in chosen.ray_nodes)]:
+        words = [sys.executable, __file__, "--row", executor, str(workers), "--candidates", str(chosen.candidates)]
+        words += ["--profile"] if chosen.profile else []
+        said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+        sys.stdout.write(said)
+        sys.stdout.flush()
+        rows.append(json.loads(next(line for line in said.splitlines() if line.startswith("{"))))
         if chosen.record:
             write(chosen.record, rows)
 
