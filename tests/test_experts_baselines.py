@@ -18,7 +18,7 @@ from kgen.gates.runner.perf import CHAINED, COLD, GRAPH
 from kgen.ops import REGISTRY, baselines, experts_baselines
 from kgen.ops.mxfp4 import bytes_per_expert
 from kgen.ops.routing import expected_distinct
-from kgen.records import Problem, Status
+from kgen.records import Problem
 
 OP = REGISTRY.get("moe_experts")
 NAMES = tuple(experts_baselines.EXPERTS)
@@ -90,25 +90,6 @@ def test_few_tokens_are_timed_by_slot_and_many_against_all_experts() -> None:
 def test_they_are_of_the_bf16_contract_and_of_no_other_op() -> None:
     assert baselines.fitting(point(8, "mxfp8"), 8) == () and baselines.lacking(point(8)) == ""
     assert baselines.fitting(REGISTRY.get("moe_shared").problem("k3-tp8", 8, "sm_90a"), 8) == ()
-
-
-def test_mxfp8_activations_are_refused_in_one_line_for_want_of_a_baseline(tmp_path: Path) -> None:
-    specs = [stock_spec(point(8, acts)) for acts in ("bf16", "mxfp8")]
-    result, points, raw = perf.run_specs(OP, specs, cache=tmp_path, device="cpu", dims=("nano",))
-    assert (result.status, result.code, points, raw) == (Status.SKIP, "perf.no_baseline", (), {})
-    assert result.message == (
-        "moe_experts has no baseline at acts=mxfp8: torch only has a stock op that decodes experts on the clock;"
-        " take acts=bf16"
-    )
-    assert (result.gate, result.evidence, result.seconds) == ("perf-sweep", {}, 0.0)
-
-
-def test_every_point_of_a_sweep_has_them_beside_stock() -> None:
-    specs = [stock_spec(point(t, dims="k3-tp8")) for t in (1, 64)]
-    jobs = perf.make_jobs(OP, specs, (), perf.REPETITIONS)
-    for job in jobs:
-        more = tuple(n for n in job.baselines if n not in ("stock", "compile"))
-        assert more == baselines.fitting(job.spec.problem, job.tokens) and more
 
 
 def test_the_copy_is_made_once_and_shared_and_the_refilled_rows_are_seen(tmp_path: Path) -> None:

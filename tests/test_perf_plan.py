@@ -16,8 +16,8 @@ from kgen.gates.runner.contestants import Sampler, rotation
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.perf import CHAINED, COLD, GRAPH, PointJob
 from kgen.gates.runner.refill import rolled
-from kgen.ops import REGISTRY
-from kgen.records import PerfPoint, from_json, to_json
+from kgen.ops import REGISTRY, baselines
+from kgen.records import PerfPoint, Problem, Status, from_json, to_json
 from kgen.records.envelope import envelope
 
 FEW = {GRAPH: 1, CHAINED: 1, COLD: 2}
@@ -213,3 +213,31 @@ def test_what_the_runner_keeps_of_an_op_with_states_is_counted_in_bytes() -> Non
     assert perf._output_bytes(op, job, "cpu", 0) == 3 * 24 * (2 * 256 * 2) + states
     assert perf._output_bytes(op, job, "cpu", 4 * states) == 3 * 24 * (2 * 256 * 2) + 4 * states
     assert perf._output_bytes(op, job, "cpu", 999 * states) == 3 * 24 * (2 * 256 * 2 + states)
+
+
+# --- more baselines than the stock op
+
+EXPERTS = REGISTRY.get("moe_experts")
+
+
+def experts(dims: str, tokens: int, acts: str = "bf16") -> Problem:
+    return EXPERTS.problem(dims, tokens, "sm_90a", {"acts": acts})
+
+
+def test_mxfp8_activations_are_refused_in_one_line_for_want_of_a_baseline(tmp_path: Path) -> None:
+    specs = [stock_spec(experts("nano", 8, acts)) for acts in ("bf16", "mxfp8")]
+    result, points, raw = perf.run_specs(EXPERTS, specs, cache=tmp_path, device="cpu", dims=("nano",))
+    assert (result.status, result.code, points, raw) == (Status.SKIP, "perf.no_baseline", (), {})
+    assert result.message == (
+        "moe_experts has no baseline at acts=mxfp8: torch only has a stock op that decodes experts on the clock;"
+        " take acts=bf16"
+    )
+    assert (result.gate, result.evidence, result.seconds) == ("perf-sweep", {}, 0.0)
+
+
+def test_every_point_of_a_sweep_has_them_beside_stock() -> None:
+    specs = [stock_spec(experts("k3-tp8", t)) for t in (1, 64)]
+    jobs = perf.make_jobs(EXPERTS, specs, (), perf.REPETITIONS)
+    for job in jobs:
+        more = tuple(n for n in job.baselines if n not in ("stock", "compile"))
+        assert more == baselines.fitting(job.spec.problem, job.tokens) and more
