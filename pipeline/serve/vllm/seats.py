@@ -149,6 +149,9 @@ def _take_router(site: Site, call: Call) -> Undo:
     gate, router = site.owner.gate, site.owner.experts.router
     stock_gate, stock_routing = gate.forward, router._compute_routing
     chosen: list[dict[str, torch.Tensor]] = []  # from the gate to the router of the same step
+    # Until the next step: the router may run on another stream, and memory that is let go of here would be given to
+    # what runs meanwhile on the gate's.
+    held: list[dict[str, torch.Tensor]] = []
 
     def forward(x: torch.Tensor) -> Any:
         chosen.clear()
@@ -162,6 +165,7 @@ def _take_router(site: Site, call: Call) -> Undo:
         if not chosen:
             return stock_routing(hidden_states, router_logits, indices_type, input_ids=input_ids)
         got = chosen.pop()
+        held[:] = [got]
         return got["w"].float(), got["ids"] if indices_type is None else got["ids"].to(indices_type)
 
     undo_gate, undo_routing = _put(gate, "forward", forward), _put(router, "_compute_routing", routing)
