@@ -170,7 +170,8 @@ def test_the_previous_champion_stands_on_the_left_and_only_changes_are_marked() 
         ("removed", 16, 0),
         ("added", 0, 19),
     ]
-    assert [r.kind for r in rows].count("gap") == 1 and sources.counted(rows) == (2, 2)
+    assert [r.old for r in rows][:4] == [0, 8, 9, 10] and [r.kind for r in rows].count("gap") == 1  # three before it
+    assert sources.counted(rows) == (2, 2)
     assert sources.difference(old, old) == ()
 
 
