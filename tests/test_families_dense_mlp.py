@@ -13,15 +13,17 @@ from kgen.gates.audit.limits import SMEM_BYTES
 from kgen.ops import REGISTRY
 from kgen.proposers.families import FAMILIES, render
 from kgen.proposers.families.dense_mlp import HALF, WIDTHS
-from kgen.proposers.families.gated import TOKEN_RANGES, fits
+from kgen.proposers.families.gated import TEMPLATE, TOKEN_RANGES, fits
 
 OP = REGISTRY.get("dense_mlp")
 FAMILY = FAMILIES["dense_mlp"]
-WIDE, SHORT = FAMILY.known
+KNOWN = [v for v in FAMILY.known if v.template == TEMPLATE]  # those with wgmma: test_families_wgmma.py
+WIDE, SHORT = KNOWN
+SPACE = FAMILY.spaces[0]
 
 
 def test_the_source_names_its_op_and_is_of_readable_size() -> None:
-    for variant in (*FAMILY.known, *(FAMILY.sample(random.Random(s)) for s in range(10))):
+    for variant in (*KNOWN, *(SPACE.variant(SPACE.draw(random.Random(s))) for s in range(10))):
         source = render(variant)
         assert source.startswith('"""dense_mlp for a few tokens') and source.count("\n") <= 400
 
@@ -32,7 +34,7 @@ def test_moe_shared_keeps_its_unrolled_loop() -> None:
 
 
 def test_known_rows_fit_an_sm() -> None:
-    for variant in FAMILY.known:
+    for variant in KNOWN:
         for tokens, megabytes, row in variant.values["tuning"]:
             octets = WIDTHS.octets // (
                 2 if megabytes == HALF else 1
@@ -56,7 +58,7 @@ def test_the_known_point_builds_at_the_width_of_a_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_sampled_rows_fit_shared_memory_and_registers(seed: int) -> None:
-    table = FAMILY.sample(random.Random(seed)).values["tuning"]
+    table = SPACE.variant(SPACE.draw(random.Random(seed))).values["tuning"]
     assert [entry[0] for entry in table] == list(TOKEN_RANGES)
     assert all(fits(row, tokens, octets=WIDTHS.octets) for tokens, _, row in table)
 
@@ -65,7 +67,7 @@ def test_sampled_rows_fit_shared_memory_and_registers(seed: int) -> None:
 @pytest.mark.parametrize("known", range(2))
 def test_the_known_points_build_everywhere_without_a_spill(known: int, tmp_path: Path) -> None:
     problems = [OP.problem(d, t, a) for a in ("sm_90a", "sm_103a") for d in OP.dims for t in (1, 8, 16, 64)]
-    made = built(OP, FAMILY.known[known], problems, tmp_path)
+    made = built(OP, KNOWN[known], problems, tmp_path)
     assert {k.stack_bytes for one in made for k in one.record.kernels} == {0}
 
 
@@ -73,5 +75,5 @@ def test_the_known_points_build_everywhere_without_a_spill(known: int, tmp_path:
 @pytest.mark.parametrize("known", range(2))
 @pytest.mark.parametrize("tokens", [4, 16])
 def test_the_known_points_are_right_at_more_tokens(known: int, tokens: int, tmp_path: Path) -> None:
-    result = interpreted(OP, FAMILY.known[known], [OP.problem("nano", tokens, "sm_90a")], tmp_path)
+    result = interpreted(OP, KNOWN[known], [OP.problem("nano", tokens, "sm_90a")], tmp_path)
     assert result.passed, result.message

@@ -6,6 +6,7 @@ FMAs, as K of 2112 is no multiple of a half warp's 128, and one kernel for both 
 Not timed yet.
 """
 
+from kgen.proposers.families import wgmma
 from kgen.proposers.families.family import Family
 from kgen.proposers.families.gated import HEAVY, TEMPLATE, Table, Widths, row
 from kgen.proposers.families.point import Variant
@@ -39,6 +40,7 @@ FAMILY = Family(
     known=(
         Variant(TEMPLATE, {**FIXED, "tuning": KNOWN, "kernels": 2}),
         Variant(TEMPLATE, {**FIXED, "tuning": SHORT, "kernels": 2}),
+        *wgmma.MLP_KNOWN,
     ),
-    spaces=(Table(WIDTHS, 2).space("two_kernels", 1.0),),
+    spaces=(Table(WIDTHS, 2).space("two_kernels", 1.0), wgmma.MLP_SPACE),
 )

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from kgen.proposers.families.point import Variant
 from kgen.proposers.families.space import Choice, Limit, Point, Space
 
-TEMPLATE, HEAD = "projection_wgmma.py.tmpl", "lm_head_wgmma.py.tmpl"
+TEMPLATE, HEAD, MLP = "projection_wgmma.py.tmpl", "lm_head_wgmma.py.tmpl", "mlp_wgmma.py.tmpl"
 CLUSTER = 8  # CTAs that any GPU of the architecture places
 MMA = {"warps": 8, "unroll": 4, "blocks": 132}  # of the kernel for other architectures and fewer tokens
 
 
 def _why(point: Point) -> str:
-    together = point["parts"] * point["share"]
+    together = max(point["parts"], point.get("down_parts", 1)) * point["share"]
     return f"a cluster of {together} CTAs is not placed everywhere" if together > CLUSTER else ""
 
 
@@ -35,6 +35,19 @@ HEAD_KNOWN = (
     Variant(HEAD, {**HEAD_BASE, "ring": 208}),  # all of an SM's shared memory in flight
     Variant(HEAD, {**HEAD_BASE, "share": 4}),
     Variant(HEAD, {**HEAD_BASE, "share": 1}),
+)
+
+
+MLP_PARAMETERS = (*(p for p in PARAMETERS if p.name != "from_tokens"), Choice("down_parts", (1, 2, 4)))
+MLP_SPACE = Space(
+    "wgmma", MLP, MLP_PARAMETERS, (Limit(("parts", "down_parts", "share"), _why),), fixed={"op": "dense_mlp"}
+)
+MLP_BASE = {"op": "dense_mlp", "ctas": 132, "parts": 2, "down_parts": 2, "share": 1, "ring": 108, "pdl": True}
+MLP_KNOWN = (
+    Variant(MLP, MLP_BASE),
+    Variant(MLP, {**MLP_BASE, "parts": 1, "share": 2}),
+    Variant(MLP, {**MLP_BASE, "down_parts": 4}),
+    Variant(MLP, {**MLP_BASE, "ring": 208}),
 )
 
 
