@@ -137,12 +137,14 @@ def test_a_tuned_candidate_goes_through_the_loop_and_its_run_has_all_that_a_resu
     path = tmp_path / "mine.py"
     path.write_text(TUNED, encoding="utf-8")
     point = ("--op", "moe_shared", "--arch", "sm_90a", "--dims", "nano", "--tokens", "1", "--no-interpret")
-    done = kgen(tmp_path, "tune", str(path), *point, "--trials", "2")
+    done = kgen(tmp_path, "tune", str(path), *point, "--trials", "2", "--max-gpu-seconds", "7")
     assert done.returncode == 0, done.stderr
+    assert "estimate: at most 2 candidates; time unknown" in done.stderr
     run = the_run(tmp_path)
     assert (run.path / PARENT).read_text(encoding="utf-8") == TUNED
     stored = json.loads((run.path / "run.json").read_text())["settings"]
     assert (stored["proposer"], stored["search"], stored["candidates"]) == ("tune", "tpe", 2)
+    assert stored["max_gpu_seconds"] == 7
     assert [f.candidate().source == TUNED for f in run.folders()] == [True, False]
     path.unlink()
     again = kgen(tmp_path, "resume", run.id)

@@ -24,7 +24,7 @@ from kgen.cli.common import (
     runs_at,
 )
 from kgen.cli.executors import ExecutorOption, RayAddressOption, WorkersOption, executor_of
-from kgen.cli.propose import Arch, Dims, Interpret, Minutes, Tokens, Unsafe, drive
+from kgen.cli.propose import Arch, Dims, GpuSeconds, Interpret, Minutes, Tokens, Unsafe, drive
 
 PER_ROUND = 4  # variants between two looks at the results
 
@@ -42,6 +42,7 @@ def tune(
     ] = "tpe",
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
     minutes: Minutes = 60.0,
+    max_gpu_seconds: GpuSeconds = None,
     arch: Arch = None,
     dims: Dims = None,
     tokens: Tokens = None,
@@ -59,6 +60,7 @@ def tune(
     quiet: QuietOption = False,
 ) -> None:
     """Try other values of a candidate's declared constants and take the best as far as this machine can."""
+    from kgen.loop.estimate import estimate
     from kgen.loop.session import begin
     from kgen.loop.settings import ARCHS, Settings
     from kgen.proposers.choose import choose
@@ -79,6 +81,7 @@ def tune(
         candidates=trials,
         patience=rounds,  # a variant that is right is where tuning begins
         minutes=minutes,
+        max_gpu_seconds=max_gpu_seconds or 0.0,
         archs=tuple(arch or ARCHS),
         dims=tuple(dims or ()),
         bins=tuple(tokens or ()),
@@ -89,7 +92,7 @@ def tune(
     settings = checked(asked, found)
     output.log_to_stderr(quiet)
     if not quiet:
-        for line in (choice.line, *asked.remarks(found)):
+        for line in (choice.line, *asked.remarks(found), estimate(runs_at(runs), found, settings)):
             output.say(line)
     executes = executor_of(executor, ray_address, workers, unsafe, quiet)
     run = begin(runs_at(runs), found, settings, shlex.join(["kgen", *sys.argv[1:]]))
