@@ -1,5 +1,8 @@
 """Rows of the benchmark: one a prompt set, proposer and model; kept in a file, shown as a table, compared.
 
+    add(path, row)           into the file
+    compared(rows, row)      the row beside the latest one of other prompts, of the same proposer and model, in words
+
 A change of the prompts is merged with the rows of the new set: a test compares the set's hash with the file.
 """
 
@@ -17,6 +20,7 @@ from kgen.records import GATES, RecordError, from_json, strict_json, to_json
 from kgen.store.durable import DURABLE
 from kgen.store.errors import IntegrityError
 
+SUMS = (*GATES[:2], "staged", "within 1.25×", "USD to staged", "USD to within 1.25×", "USD in all")
 HEAD = ("problem", "candidates", *GATES[:2], "staged", "within 1.25×", "best/known", "USD", "tokens", "ended")
 
 
@@ -72,17 +76,39 @@ def lines(row: Row) -> list[list[str]]:
 def line(r: Result) -> list[str]:
     """One problem's cells, as HEAD names them."""
     gates = ["/".join(map(str, r.gates.get(gate, (0, 0)))) for gate in GATES[:2]]
-    times = [f"{s:.1f} s" if s is not None else "-" for s in (r.staged_s, r.near_s)]
+    times = [_until(r.staged_s, r.staged_usd), _until(r.near_s, r.near_usd)]
     ratio = f"{r.ratio:.2f}" if r.ratio is not None else "-"
     return [r.problem, str(r.candidates), *gates, *times, ratio, f"{r.usd:.2f}", str(r.tokens), r.ended]
 
 
-def _total(results: Sequence[Result]) -> list[str]:
+def _until(seconds: float | None, usd: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s" + (f", {usd:.4f} USD" if usd else "")
+
+
+def compared(rows: Sequence[Row], new: Row) -> str:
+    """One line; "" where no other prompts have a row of this proposer and model. Of problems that both rows have."""
+    others = [r for r in rows if (r.proposer, r.model) == (new.proposer, new.model) and r.prompts != new.prompts]
+    if not others:
+        return ""
+    names = {r.problem for r in others[-1].results} & {r.problem for r in new.results}
+    old, now = ([r for r in row.results if r.problem in names] for row in (others[-1], new))
+    parts = [f"{name} {a} -> {b}" for name, a, b in zip(SUMS, _sums(old), _sums(now), strict=True)]
+    whose = " ".join(filter(None, (new.proposer, new.model)))
+    return f"{whose}, prompts {others[-1].prompts[:12]} -> {new.prompts[:12]}: {', '.join(parts)}"
+
+
+def _sums(results: Sequence[Result]) -> list[str]:
+    """As SUMS names them."""
     gates = []
     for gate in GATES[:2]:
         passed, judged = (sum(r.gates.get(gate, (0, 0))[n] for r in results) for n in (0, 1))
         gates.append(f"{passed}/{judged}")
-    staged, near = (sum(getattr(r, name) is not None for r in results) for name in ("staged_s", "near_s"))
-    count = len(results)
-    sums = [f"{sum(r.usd for r in results):.2f}", str(sum(r.tokens for r in results)), ""]
-    return ["all", str(sum(r.candidates for r in results)), *gates, f"{staged}/{count}", f"{near}/{count}", "", *sums]
+    counts = [sum(getattr(r, name) is not None for r in results) for name in ("staged_s", "near_s")]
+    usd = [sum(getattr(r, name) or 0.0 for r in results) for name in ("staged_usd", "near_usd", "usd")]
+    return [*gates, *(f"{n}/{len(results)}" for n in counts), *(f"{x:.4f}" for x in usd)]
+
+
+def _total(results: Sequence[Result]) -> list[str]:
+    gates, usd = _sums(results)[:4], sum(r.usd for r in results)
+    tokens = str(sum(r.tokens for r in results))
+    return ["all", str(sum(r.candidates for r in results)), *gates, "", f"{usd:.2f}", tokens, ""]

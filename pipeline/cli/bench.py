@@ -41,7 +41,7 @@ def bench(
 ) -> None:
     """Run proposers on the fixed problems, and say what they came to. A row of the prompts' hash goes into --record."""
     from kgen.bench.problems import problems
-    from kgen.bench.table import HEAD, add, lines
+    from kgen.bench.table import HEAD, add, compared, lines, read
 
     names = [one_of("--proposer", name, PROPOSERS) for name in proposer or PROPOSERS[:2]]
     chosen = [p for p in problems() if not problem or p.name in problem]
@@ -57,6 +57,8 @@ def bench(
         rows.append(row)
         if record is not None:
             add(record, row)
+            if not quiet and (said := compared(read(record), row)):
+                output.say(said)
         if not json:
             title = f"{row.proposer}{f' {row.model}' if row.model else ''}, prompts {row.prompts[:12]}"
             output.show_table(title, list(HEAD), lines(row), right=tuple(range(1, len(HEAD) - 1)))
