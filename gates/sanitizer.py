@@ -30,6 +30,7 @@ SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards
 LINES_KEPT = 12
 # synccheck keeps track of so many barriers in shared memory; with more of them it says nothing of any
 OPTIONS: Mapping[str, tuple[str, ...]] = {"synccheck": ("--num-cuda-barriers", "65536")}
+ALWAYS = ("--report-api-errors", "no", "--show-backtrace", "no", "--print-limit", "20")  # frames would crowd out words
 OVERFLOW = "Detected overflow of tracked cuda::barrier structures"
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
@@ -87,7 +88,7 @@ def _run_tool(tool: str, name: str, op: Op, chosen: Sequence[LoadSpec], cache: P
         for i, s in enumerate(fresh)
     ]
     job = {"items": items, "cache": str(cache), "device": device, "inputs_on": "cpu", "guard": 0}
-    wrap = (tool, "--tool", name, *OPTIONS.get(name, ()), "--report-api-errors", "no", "--print-limit", "20")
+    wrap = (tool, "--tool", name, *OPTIONS.get(name, ()), *ALWAYS)
     with running("numeric", job, deadline=DEADLINE_SECONDS, wrap=wrap, extra_environment=ENVIRONMENT) as outcome:
         found = errors_found(outcome.log)
         told = [line for line in outcome.log.splitlines() if line.startswith("=====")][:LINES_KEPT]
