@@ -133,7 +133,7 @@ def test_a_tile_of_any_ops_first_output_can_be_scaled(name: str, builder: Builde
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-@pytest.mark.parametrize("dims", ["k3-tp8", "k3-tp16"])
+@pytest.mark.parametrize("dims", ["k3-tp8", pytest.param("k3-tp16", marks=pytest.mark.deep)])
 def test_the_candidates_with_states_build_at_served_dims(name: str, dims: str, builder: Builder, cache: Path) -> None:
     problems = [p for t in (1, 64) for p in REGISTRY.get(name).points(dims, t, "sm_90a")]
     report = built(builder, cache, SOURCES[name], *problems)

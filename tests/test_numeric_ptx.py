@@ -26,6 +26,7 @@ from kgen.records import Candidate, GateResult, Origin, Status, Verdict
 OP = REGISTRY.get("moe_shared")
 EXAMPLE = Path(__file__).parents[1] / "docs/examples/moe_shared.py"
 GOOD = EXAMPLE.read_text()
+TOKENS = 2  # the least of which one can be left out
 FAULTS = {  # what is changed, into what -> code
     "reads past the last row": ("if i < vectors:", "if i < vectors + 32:", "numeric.memory"),
     "forgets a factor": ("(LAMBDA * cute.math.tanh(u / LAMBDA))", "cute.math.tanh(u / LAMBDA)", "numeric.error"),
@@ -53,7 +54,7 @@ def judged(op: Op, artefact: Artefact, tmp_path: Path) -> GateResult:
 
 
 def test_a_right_kernel_passes_and_the_result_says_where(made: Made, tmp_path: Path) -> None:
-    result = judged(OP, made(OP, GOOD, 4), tmp_path)
+    result = judged(OP, made(OP, GOOD, TOKENS), tmp_path)
     assert (result.status, result.code) == (Status.PASS, "numeric.ptx_pass"), result.message
     assert result.evidence["device"] == "ptx" and result.interpreted
     assert {row["what"] for row in result.evidence["table"]} >= {f.name for f in OP.families}
@@ -63,7 +64,7 @@ def test_a_right_kernel_passes_and_the_result_says_where(made: Made, tmp_path: P
 def test_a_planted_fault_is_refused_under_its_code(fault: str, made: Made, tmp_path: Path) -> None:
     before, after, code = FAULTS[fault]
     assert before in GOOD
-    result = judged(OP, made(OP, GOOD.replace(before, after), 4), tmp_path)
+    result = judged(OP, made(OP, GOOD.replace(before, after), TOKENS), tmp_path)
     assert (result.status, result.code) == (Status.FAIL, code), result.message
 
 
@@ -74,7 +75,7 @@ def test_scalars_and_states_reach_the_kernel_as_each_call_has_them(made: Made, t
 
 
 def test_an_unknown_instruction_is_a_skip_that_names_it(made: Made, tmp_path: Path) -> None:
-    artefact = made(OP, GOOD, 4)
+    artefact = made(OP, GOOD, TOKENS)
     text = artefact.ptx.read_text()
     edited = tmp_path / "kernel.ptx"
     assert "fma.rn.f32" in text
@@ -88,7 +89,8 @@ def test_an_unknown_instruction_is_a_skip_that_names_it(made: Made, tmp_path: Pa
 def test_text_that_is_no_ptx_is_the_candidates_fault_in_one_line(made: Made, tmp_path: Path) -> None:
     edited = tmp_path / "kernel.ptx"
     edited.write_text(".version 8.8\n.target sm_90a\n.visible .entry (")
-    result = numeric.run_specs(OP, [replace(ptx_spec(made(OP, GOOD, 4)), ptx=str(edited))], cache=tmp_path, device=PTX)
+    spec = replace(ptx_spec(made(OP, GOOD, TOKENS)), ptx=str(edited))
+    result = numeric.run_specs(OP, [spec], cache=tmp_path, device=PTX)
     assert result.status in (Status.FAIL, Status.ERROR) and "\n" not in result.message and "line" in result.message
 
 
