@@ -4,9 +4,8 @@
     python3 vllm_one.py --builder TINY.py --set FOLDER --out FOLDER [--dense N] [--seconds S] -- --layers 15 ...
     python3 vllm_one.py --damage ...                # (e), support/vllm_damage.py; with a small model
 
-TINY.py makes a small random model; of its functions these are called: arguments, set_environment, text_config,
-register_loader, engine_keywords, build_engine, start, drain, profile_step, label_halves; `K3` is its configuration.
-`one.json` (or `damage.json`) is written anew after every part, so that a run that is cut leaves what it had.
+TINY.py makes a small random model; its functions that `Engines` and `loaded` call are needed, and `K3`, its
+configuration. `one.json` (or `damage.json`) is written anew after every part: a run that is cut leaves what it had.
 
 Shown: (a) tokens and kernels of a step without the plugin and with it but without its key; (b) promoted kernels in the
 trace, as often as the record says; (c) logits of 512 decode steps that are made to take the same tokens: promoted and
@@ -56,14 +55,16 @@ class Engines:
         if dense:
             builder.K3["first_k_dense_replace"] = dense
         self.config = builder.text_config(options)
-        folder = Path(options.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config, indent=1))
         builder.register_loader(self.config, options)
         self.keywords = builder.engine_keywords(options)
 
     def build(self, additional: Mapping[str, Any] | None = None) -> Any:
-        keywords = {**self.keywords, **({"additional_config": dict(additional)} if additional else {})}
+        folder = Path(f"{self.options.dir}-{len(self._kept)}")  # vLLM remembers the class of each model by its folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config, indent=1))
+        keywords = {**self.keywords, "model": str(folder)}
+        if additional:
+            keywords["additional_config"] = dict(additional)
         llm = self.builder.build_engine(keywords, self.options.stall)
         workspace = sys.modules.get("vllm.v1.worker.workspace")
         self._kept += [llm, getattr(workspace, "_manager", None)]  # the next engine puts its own in that place
@@ -97,6 +98,10 @@ class Engines:
         return {"batch": batch, "tokens": tokens, "step_s": times, "profile": {"events": events}}
 
 
+def model_of(llm: Any) -> Any:
+    return llm.llm_engine.apply_model(lambda m: m)[0]
+
+
 def ordered(found: Mapping[str, list[int]], tag: str, batch: int) -> list[list[int]]:
     """Tokens by request; vLLM may add a suffix of its own to a name."""
     names = [f"{tag}-{b}" for b in range(batch)]
@@ -126,7 +131,7 @@ def logits_of(engines: Engines, llm: Any, plan: Any, tag: str) -> Any:
     """[steps, rows, vocabulary] of a decode that takes the tokens of `plan`; row r is request r's."""
     import torch
 
-    (model,) = llm.llm_engine.apply_model(lambda m: m)
+    model = model_of(llm)
     kept: list[Any] = []
     with forced(model, plan, kept):
         tokens, _ = engines.tokens(llm, plan.shape[1], plan.shape[0], tag)
@@ -164,7 +169,7 @@ def logits(engines: Engines, stock: Any, on: Any) -> dict[str, Any]:
 
     rows, alone = FORCED
     generator = torch.Generator().manual_seed(5)
-    (model,) = stock.llm_engine.apply_model(lambda m: m)
+    model = model_of(stock)
     drawn = torch.randint(3, engines.options.vocab, (STEPS + 1, rows), generator=generator)
     plan = drawn.to(next(model.parameters()).device)
     together = logits_of(engines, stock, plan, "stock-f8")
@@ -321,6 +326,7 @@ def proof(a: argparse.Namespace, engines: Engines, results: Results) -> None:
     record = a.out / "on.record.json"
     key = {"set": str(a.set.resolve()), "record": str(record.resolve()), **({"ops": a.ops} if a.ops else {})}
     on = engines.build({"kgen": key})
+    results.put("classes", {n: model_of(e).__class__.__module__ for n, e in (("stock", stock), ("on", on))})
     found = results.put("record", json.loads(record.read_text()))
     bins = found["seats"].get("attn_res", {}).get("launches", {}).values()
     mixes = sorted({name.partition("_object_at")[0] for b in bins for name in b["per_call"]})

@@ -8,7 +8,6 @@ Sizes are the small model's of the contracts; attention and experts are determin
 mean nothing. support/vllm_surface.py lists what of vLLM's classes is used; a test holds it against vLLM's source.
 """
 
-import functools
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.vllm_standin_ops import attn_res, recurrent
+from support.vllm_standin_ops import Norm, attn_res, drawn, recurrent
 from torch import nn
 
 from kgen.ops.moe_shared import situ_and_mul
@@ -41,16 +40,6 @@ LAYERS = {  # that an op has a seat in
     "moe_shared": [1, 2, 3],
     "dense_mlp": [0],
 }
-
-
-@functools.cache
-def _drawn(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
-
-
-def drawn(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.bfloat16) -> nn.Parameter:
-    return nn.Parameter(_drawn(shape, seed, dtype).clone(), requires_grad=False)
 
 
 class UnquantizedLinearMethod:
@@ -151,14 +140,6 @@ class KimiMoE(nn.Module):
         router_logits = self.gate(hidden_states)[0]
         latent = self.routed_expert_down_proj(hidden_states)[0]
         return self.experts(latent, router_logits, hidden_states)
-
-
-class Norm(nn.Module):
-    def __init__(self, width: int, seed: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(1 + drawn((width,), seed).data, requires_grad=False)
-        self.eps = self.variance_epsilon = 1e-5
-        self.activation = "sigmoid"
 
 
 STEP: dict[str, SimpleNamespace] = {}  # what the step that runs holds for each attention layer
@@ -264,8 +245,7 @@ class KimiLinearModel(nn.Module):
         self.layers = nn.ModuleList(KimiDecoderLayer(i, kind) for i, kind in enumerate(KINDS))
         self.prepared()
 
-    def prepared(self) -> None:
-        """For tests that build a model with something else in it."""
+    def prepared(self) -> None: ...  # for tests that build a model with something else in it
 
     def forward(self, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

@@ -1,11 +1,34 @@
-"""What the stand-in of vLLM computes on states, by the contracts' stock ops: residuals, and the recurrence of KDA."""
+"""What the stand-in of vLLM computes on states, by the contracts' stock ops: residuals, and the recurrence of KDA.
 
+Also its weights, drawn from a seed, and a norm.
+"""
+
+import functools
 from typing import Any
 
 import torch
+from torch import nn
 
 from kgen.ops.attn_res import AttnRes
 from kgen.ops.kda_core import KdaCore
+
+
+@functools.cache
+def _drawn(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+
+
+def drawn(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.bfloat16) -> nn.Parameter:
+    return nn.Parameter(_drawn(shape, seed, dtype).clone(), requires_grad=False)
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, seed: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + drawn((width,), seed).data, requires_grad=False)
+        self.eps = self.variance_epsilon = 1e-5
+        self.activation = "sigmoid"
 
 
 def attn_res(prefix: Any, delta: Any, blocks: Any, norm: Any, query: Any, result: Any, nb: int, write: int) -> Any:
