@@ -4,8 +4,8 @@
 
 For each kernel source that changed since REF: `kgen gate compile`, and `kgen gate unit-numeric` in the PTX interpreter.
 For the whole set: its bytes and evidence, and whether the evidence is of today's rules (`kgen verify`). A changed
-source that no promotion names has no evidence. Exit 0: all well; 1: something is not, the report says what; 2: it could not be
-asked. Standard library only; runs `kgen` from the PATH. Not covered: anything that needs a GPU.
+source that no promotion names has no evidence. Exit 0: all well; 1: something is not, the report says what; 2: it could
+not be asked. Standard library only; runs `kgen` from the PATH. Not covered: anything that needs a GPU.
 """
 
 import argparse
