@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Stock vLLM, vLLM with the plugin unused, and vLLM with promoted kernels, in one process on one GPU, by turns.
 
-    python3 vllm_one.py --builder TINY.py --set FOLDER --out FOLDER [--dense N] [--seconds S] -- --layers 15 ...
-    python3 vllm_one.py --damage ...                # (e), support/vllm_damage.py; with a small model
+    python3 -P vllm_one.py --builder TINY.py --set FOLDER --out FOLDER [--dense N] [--seconds S] -- --layers 15 ...
+    python3 -P vllm_one.py --damage ...             # (e), support/vllm_damage.py; with a small model
 
-TINY.py makes a small random model; its functions that `Engines` and `loaded` call are needed, and `K3`, its
-configuration. `one.json` (or `damage.json`) is written anew after every part: a run that is cut leaves what it had.
+`-P`: files beside this one have names of packages. Behind `--`: TINY.py's own options; it makes a small random model,
+and has `K3`, its configuration, and the functions that `Engines` and `loaded` call. `one.json` (or `damage.json`) is
+written anew after every part: a run that is cut leaves what it had.
 
 Shown: (a) tokens and kernels of a step without the plugin and with it but without its key; (b) promoted kernels in the
 trace, as often as the record says; (c) logits of 512 decode steps that are made to take the same tokens: promoted and
 stock, and stock beside itself in another batch, and requests that join and leave, some sampled with a seed; (d) spans
-of layers and steps of the host, by turns; Not shown: several ranks, long contexts, speculation,
-structured output, prefix caching.
+of layers and steps of the host, by turns. Not shown: several ranks, long contexts, speculation, structured output.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))
 from support.vllm_proof import halves, head, isolation, span, trigger
 
 STEPS = 512  # of decoding with given tokens
@@ -361,7 +361,7 @@ def proof(a: argparse.Namespace, engines: Engines, results: Results) -> None:
     results.put("done", True)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--builder", type=Path, required=True)
     p.add_argument("--set", type=Path, required=True, help="a kernel set's folder")
@@ -374,17 +374,17 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--wait", type=Path, help="rounds by turns start once this file is there")
     p.add_argument("--damage", action="store_true")
-    p.add_argument("more_arguments", nargs="*", help="after --: the builder's own")
-    return p.parse_args()
+    return p.parse_args(argv)
 
 
 def main() -> int:
-    a = arguments()
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    a, more = arguments(sys.argv[1:at]), sys.argv[at + 1 :]
     a.out.mkdir(parents=True, exist_ok=True)
     sizes = ["--batches", ",".join(map(str, a.batches)), "--engine"]
     limits = {"max_num_seqs": max(8, *a.batches), "gpu_memory_utilization": 0.1,
               "kv_cache_memory_bytes": (1 if a.damage else 3) << 30}  # fmt: skip
-    builder, options = loaded(a.builder, [*sizes, json.dumps(limits), *a.more_arguments])
+    builder, options = loaded(a.builder, [*sizes, json.dumps(limits), *more])
     results = Results(a.out / ("damage.json" if a.damage else "one.json"))
     engines = Engines(builder, options, a.dense)
     if a.damage:

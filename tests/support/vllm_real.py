@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))
 from support.vllm_real_states import recurrence, residuals
 
 TOKENS = 8
