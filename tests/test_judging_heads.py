@@ -9,7 +9,7 @@ import torch
 from kgen.gates.modeleval import limits, rules_rows
 from kgen.gates.modeleval.breach import LOGITS, LONG_CONTEXT, Finding
 from kgen.gates.modeleval.distance import Rows
-from kgen.gates.modeleval.exercise import EAGER, FILLED, Exercise, Way
+from kgen.gates.modeleval.exercise import EAGER, FILLED, FORCED, Exercise, Way
 from kgen.gates.modeleval.rules_rows import Measured
 from kgen.gates.modeleval.sides import Left, Record
 
@@ -58,8 +58,9 @@ def test_the_numbers_of_what_the_attention_gives_are_in_the_evidence_where_it_is
     found = judged(rows([4.0] * 6, (2.0, 2.0, 2.2)), rows([2.0] * 6)).numbers["exercises"][PLACE]
     assert found["heads"] == {"outputs": [2.0, 0.0, float("inf")], "stock": 2.0, "block": [2, 1.1]}
     assert found["hidden"] == [1.0, 0.0, float("inf")]
-    bare = rules_rows.judge([KEEPS], {(KEEPS.name, EAGER): ONE}, {(KEEPS.name, EAGER): ONE})
-    assert "heads" not in bare.numbers["exercises"][PLACE]
+    other = replace(KEEPS, heads=False)
+    key = other.name, EAGER
+    assert "heads" not in rules_rows.judge([other], {key: ONE}, {key: ONE}).numbers["exercises"][" ".join(key)]
 
 
 def test_the_attentions_outputs_are_measured_where_an_exercise_keeps_them() -> None:
@@ -83,7 +84,9 @@ def test_the_attentions_outputs_are_measured_where_an_exercise_keeps_them() -> N
 
 def test_hidden_rows_that_are_far_behind_a_context_are_its_fault_only_where_no_heads_are_kept() -> None:
     far, plain = rows([9.0] * 6), replace(KEEPS, heads=False)
-    for exercise, code in ((KEEPS, LOGITS), (plain, LONG_CONTEXT)):
+    usual = replace(ONE, heads=ONE.rows)
+    forced = replace(plain, kind=FORCED, states=1)  # states keep it out of the pool
+    for exercise, code in ((KEEPS, LOGITS), (plain, LONG_CONTEXT), (forced, LOGITS)):
         key = exercise.name, EAGER
-        found = rules_rows.judge([exercise], {key: Measured(far, ONE.rows, None)}, {key: ONE})
+        found = rules_rows.judge([exercise], {key: replace(usual, rows=far)}, {key: usual})
         assert {b.code for b in found.breaches} == {code}

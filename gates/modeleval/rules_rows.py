@@ -126,7 +126,8 @@ def _single(key: Key, exercise: Exercise, tested: Measured, stock: Measured) -> 
         "sequence": [place, brief(far)],
         "top1": [brief(float(side.right.double().mean())) for side in (t, s)],
     }
-    if tested.heads is not None and stock.heads is not None:
+    if exercise.heads:
+        assert tested.heads is not None and stock.heads is not None
         more, values["heads"] = _heads(tested.heads, stock.heads)
         checks += more
     return [_farther(code, where, what, ratio, most) for ratio, most, what in checks if not ratio <= most], values
