@@ -115,6 +115,7 @@ def test_shared_memory_clusters_and_the_carve_out_count(tmp_path: Path) -> None:
     assert "only 132 are" in said(tmp_path, small, kernel=replace(KERNEL, static_smem=14 << 10))
     assert "only 132 are" in said(tmp_path, replace(small, attributes={"smem_carveout": 50}))
     assert "of the 264 in clusters of 4 only 240 are" in said(tmp_path, replace(LAUNCH, cluster=(2, 2, 1)))
+    assert "in clusters of 2 only 256 are" in said(tmp_path, replace(LAUNCH, cluster=(2, 1, 1)))
     assert (
         said(tmp_path, replace(LAUNCH, grid=(16, 1, 1), cluster=(16, 1, 1)), kernel=replace(KERNEL, registers=64)) == ""
     )
@@ -246,6 +247,7 @@ COUNT, TURN = "setp.lt.s32 %p2, %r4, 9;", "@%p2 bra $L1;"
         (("$L1:", READ, TEST, *("nop;",) * 197, AGAIN), True),  # 200 instructions
         (("$L1:", READ, TEST, *("nop;",) * 198, AGAIN), False),
         (("@%p1 bra $L1;", READ, TEST, "$L1:"), False),  # forwards
+        (("$L1:", "atom.global.add.u32 %r1, [%rd1], %r8;", "add.s32 %r8, 0;", TEST, AGAIN), False),  # no register is 0
     ],
 )
 def test_a_loop_waits_only_where_what_it_read_keeps_it_going_or_ends_it(lines: tuple[str, ...], found: bool) -> None:
