@@ -1,6 +1,6 @@
 """Names in a profiler's timeline (NVTX): what kgen ran, around its launches. Nothing where there is no CUDA.
 
-    with named("kgen moe_shared/k3-tp8/t8/sm_90a"): kernel(values)
+    with named("kgen moe_shared/nano/t8/sm_90a"): kernel(values)
 
 A range lies on the thread that launches. Inside a captured CUDA graph it shows where the graph was captured. Replays
 run no Python and carry no ranges: `nsys profile --cuda-graph-trace=node` shows their kernels by name instead.
