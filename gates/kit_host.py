@@ -6,11 +6,13 @@ ended in an error are tried again, those that passed or failed are not. Exit cod
 """
 
 import argparse
+import fcntl
 import json
 import lzma
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -117,21 +119,28 @@ class Host:
                 done = self._run(unit)
                 finished = part_of(self.op, self.run_id, self.arch, self.kit, unit, done, started)
                 if done.raw:
-                    raw[f"{unit.candidate} {unit.name}"] = done.raw
-                    write(self.raw_path, results.pack_raw(raw))
+                    raw = self._keep_raw({**raw, f"{unit.candidate} {unit.name}": done.raw})
                 found = self.keep(found, finished)
             for result in finished.results:
                 say(f"{where}: {result.status}  {result.code}  {result.message[:160]}  ({result.seconds:.0f} s)")
         return self._conclude(found, todo)
 
     def keep(self, found: EvidenceSet, part: Evidence) -> EvidenceSet:
-        """Sign one more part and write the file anew."""
-        found = found.with_part(sign(part, self.key))
-        write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
-        stated = beside(self.out)
-        write(stated, statements(p.evidence for p in found.parts))
-        stated.with_name(stated.name + SUFFIX).unlink(missing_ok=True)  # of an earlier statement
+        """Sign one more part and write the file anew, with what another process of this kit wrote meanwhile."""
+        with alone(self.out):
+            found = self.resumed().and_of(found).with_part(sign(part, self.key))
+            write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
+            stated = beside(self.out)
+            write(stated, statements(p.evidence for p in found.parts))
+            stated.with_name(stated.name + SUFFIX).unlink(missing_ok=True)  # of an earlier statement
         return found
+
+    def _keep_raw(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Raw samples to their file, with those that another process of this kit added meanwhile."""
+        with alone(self.raw_path):
+            raw = {**self._resumed_raw(self.resumed()), **raw}
+            write(self.raw_path, results.pack_raw(raw))
+        return raw
 
     def seat(self) -> Seat | None:
         """This run's candidate for an evaluation together; None without a single one that is due."""
@@ -303,6 +312,15 @@ def together(hosts: Sequence[Host], deadline: float, run: Ensemble = ensemble) -
 def worse(one: int, other: int) -> int:
     """Of two exit codes: that a candidate failed is said before that something has to be run again."""
     return FAILED if FAILED in (one, other) else max(one, other)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time reads and replaces a file: the lock lies beside it, as the file itself is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write(path: Path, data: bytes) -> None:

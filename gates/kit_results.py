@@ -38,6 +38,10 @@ class EvidenceSet:
     def with_part(self, part: SignedEvidence) -> "EvidenceSet":
         return replace(self, parts=(*self.parts, part))
 
+    def and_of(self, other: "EvidenceSet") -> "EvidenceSet":
+        """With the parts that only `other` has."""
+        return replace(self, parts=(*self.parts, *(p for p in other.parts if p not in self.parts)))
+
     def judged(self, candidate: str, unit: str, objects: Mapping[str, str]) -> Evidence | None:
         """The part of this unit that came to a verdict about exactly these objects: it is not run again."""
         for part in self.parts:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,35 @@ def test_parts_on_different_files_are_ingested_together(run: Any, ledger: Ledger
     raws = {str(f): f.with_suffix(".xz").read_bytes() for f in files if f.with_suffix(".xz").exists()}
     (got,) = ingest(documents, raws, ledger)
     assert got.passed and sorted(got.evidence.evidence.facts["parts"]) == sorted(UNITS)
+
+
+def test_two_that_write_to_one_file_lose_nothing_of_each_other(run: Any, ledger: Ledger) -> None:
+    class Meanwhile(Gates):
+        """While the model gate runs, somebody on another GPU does the rest with the same files."""
+
+        def runner(self, gate: str) -> Runner:
+            own = super().runner(gate)
+
+            def go(op: object, unit: Unit, cache: Path, deadline: float) -> Done:
+                if gate == "model":
+                    assert run(Gates(), "--gates", "numeric,perf")[0] == 0
+                return own(op, unit, cache, deadline)  # type: ignore[arg-type]
+
+            return go
+
+    code, out = run(Meanwhile(), "--gates", "model")
+    assert code == 0
+    (got,) = ingest({"e": out.read_bytes()}, {"r": out.with_suffix(".xz").read_bytes()}, ledger)
+    assert got.passed and sorted(got.evidence.evidence.facts["parts"]) == sorted(UNITS)
+
+
+def test_parts_that_are_written_at_the_same_moment_are_all_kept(run: Any, ledger: Ledger) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        ended = [f.result() for f in [pool.submit(run, Gates(), "--part", f"{i}/4") for i in (1, 2, 3, 4)]]
+    assert {code for code, _ in ended} == {0}
+    out = ended[0][1]
+    (got,) = ingest({"e": out.read_bytes()}, {"r": out.with_suffix(".xz").read_bytes()}, ledger)
+    assert got.passed and len(got.evidence.evidence.points) == len(BINS)
 
 
 def test_a_failed_candidate_is_not_tried_further_nor_again(run: Any, ledger: Ledger) -> None:
