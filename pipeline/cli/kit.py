@@ -40,7 +40,7 @@ def kit(
     ] = None,
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")] = "kit.pyz",
     candidate: Annotated[
-        list[str] | None, typer.Option("--candidate", help="Only these of the one run, by number or id.")
+        list[str] | None, typer.Option("--candidate", help="Only these: by id, of one run by number too.")
     ] = None,
     python: Annotated[
         list[str] | None, typer.Option("--python", metavar="X.Y", help="Only for these Pythons (default: all).")
@@ -60,12 +60,11 @@ def kit(
     pythons, flavours = _among(python, PYTHONS, "Python"), _among(flavour, FLAVOURS, "CUDA flavour")
 
     found = [find_run(name, runs) for name in run or ["latest"]]
-    if candidate and len(found) > 1:
-        raise boundary.Usage("--candidate chooses within one run; leave it out, or name one run")
+    chosen = _chosen(found, candidate or ())
     target, place = Path(out).expanduser().absolute(), cache_at(cache)
     if not target.parent.is_dir():
         raise boundary.Usage(f"there is no folder {target.parent}")
-    carried = [_carried(each, candidate or (), set_path(kernels).path, place) for each in found]
+    carried = [_carried(each, names, set_path(kernels).path, place) for each, names in zip(found, chosen, strict=True)]
     made = build(carried, target, place, pythons=pythons, flavours=flavours)
     if json:
         output.emit({"schema": "kgen.kit-file/1", **{k: str(v) if k == "path" else v for k, v in vars(made).items()}})
@@ -86,6 +85,17 @@ def _among(wanted: Sequence[str] | None, known: Sequence[str], what: str) -> Seq
     if strange := [each for each in wanted or () if each not in known]:
         raise boundary.Usage(f"no {what} {strange[0]!r} for kits; there are {', '.join(known)}")
     return tuple(each for each in known if each in wanted) if wanted else known
+
+
+def _chosen(runs: Sequence["Run"], names: Sequence[str]) -> list[Sequence[str]]:
+    """The candidates named, run by run; a run of which none is named gives all. Raises Usage for a name nobody has."""
+    if len(runs) == 1:
+        return [names]
+    ids = [[f.candidate().id[:12] for f in run.folders()] for run in runs]
+    for name in names:
+        if not any(found.startswith(name[:12]) for of_run in ids for found in of_run):
+            raise boundary.Usage(f"none of these runs has a candidate {name!r}; of several runs they are named by id")
+    return [[found for found in of_run if any(found.startswith(name[:12]) for name in names)] for of_run in ids]
 
 
 def _carried(run: "Run", names: Sequence[str], kernels: Path, place: Path) -> "Contents":
