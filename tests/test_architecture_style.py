@@ -34,6 +34,7 @@ HOSTS = {  # of URLs that may be committed
     "example.com",
     "example.org",
     "www.apache.org",
+    "www.w3.org",  # the name of SVG in a picture
     "json.schemastore.org",
     "in-toto.io",  # the name of the statement type
 }

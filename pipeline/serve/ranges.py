@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator
 
 import torch
+from torch.cuda import nvtx
 
 
 @functools.cache
@@ -19,7 +20,7 @@ def _available() -> bool:
     if not torch.cuda.is_available():
         return False
     try:
-        torch.cuda.nvtx.mark("kgen")
+        nvtx.mark("kgen")  # type: ignore[no-untyped-call]
     except RuntimeError:  # torch is built without NVTX
         return False
     return True
@@ -30,8 +31,8 @@ def named(text: str) -> Iterator[None]:
     if not _available():
         yield
         return
-    torch.cuda.nvtx.range_push(text)
+    nvtx.range_push(text)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        torch.cuda.nvtx.range_pop()
+        nvtx.range_pop()  # type: ignore[no-untyped-call]
