@@ -3,7 +3,6 @@
 What the widths change: K of down is too long for a queue of all of it (4224 or 2112), so its weights stream; gate_up
 has rows for 132 CTAs; loops over K are rolled up, as unrolled ones would take a minute to compile. Left out are plain
 FMAs, as K of 2112 is no multiple of a half warp's 128, and one kernel for both stages, whose queues would share memory.
-Not timed yet.
 """
 
 from kgen.proposers.families import wgmma

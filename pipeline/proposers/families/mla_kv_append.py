@@ -1,4 +1,4 @@
-"""mla_kv_append: a warp or a few a token, everything in registers. Not timed yet: a few KB, latency decides.
+"""mla_kv_append: a warp or a few a token, everything in registers. A few KB, latency decides.
 
 Bytes in flight an SM: the whole of what its tokens need, at most 2.2 KB a token (row, key, norm weights), and that is
 also all there is: 64 tokens move 150 KB. So points differ in how long the chain of one token is (more lanes: fewer

@@ -1,4 +1,4 @@
-"""mla_out_gate: W_UV of a head spread over CTAs, the sums gated. Not timed yet: 1.6 MB of weights, latency decides."""
+"""mla_out_gate: W_UV of a head spread over CTAs, the sums gated. 1.6 MB of weights, latency decides."""
 
 from kgen.gates.audit.limits import SMEM_BYTES
 from kgen.proposers.families.family import Family

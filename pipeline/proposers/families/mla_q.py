@@ -1,4 +1,4 @@
-"""mla_q: norm, q_b and W_UK of a head in one cluster, all weights in registers before any input. Not timed yet.
+"""mla_q: norm, q_b and W_UK of a head in one cluster, all weights in registers before any input.
 
 8.7 MB of weights at 12 heads, 72 kB + 16 kB a CTA in clusters of 8: latency decides as much as bandwidth.
 """

@@ -1,4 +1,4 @@
-"""moe_tail: rank sums, norm and the up-projection with the latent split over a cluster. Not timed yet.
+"""moe_tail: rank sums, norm and the up-projection with the latent split over a cluster.
 
 6.4 MB of weights at TP 8: 112 CTAs of 57 kB, all in flight before any input. In one process (7168 columns, 51 MB) the
 weights stream through a queue. With many tokens reading all ranks once a cluster costs more than a kernel of its own.
