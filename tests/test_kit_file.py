@@ -242,7 +242,9 @@ def test_it_is_unpacked_once_and_again_when_something_was_changed(light: KitFile
 def test_modules_in_a_kit_are_the_entries_import_closure() -> None:
     files = module_files()
     assert {"kgen/gates/kit_host.py", "kgen/gates/runner/decode_job.py", "kgen/serve/launch_counter.c"} <= set(files)
-    assert not [f for f in files if "/builder/" in f or "/cli/" in f or "/proposers/" in f or "/loop/" in f]
+    planted = {"kgen/gates/builder/__init__.py", "kgen/gates/builder/defects.py"}  # which tile a planted defect scales
+    others = set(files) - planted
+    assert not [f for f in others if "/builder/" in f or "/cli/" in f or "/proposers/" in f or "/loop/" in f]
 
 
 def test_data_that_a_package_needs_at_run_time_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
