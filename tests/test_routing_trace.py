@@ -101,6 +101,8 @@ HEAD = json.dumps({"schema": SCHEMA, "experts": 16, "top_k": 2}) + "\n"
         (HEAD + '{"layer": 1, "ids": [[0, 16]]}\n', "line 2: a token does not have 2 different experts below 16"),
         (HEAD + '{"layer": 1, "ids": [[3, 3]]}\n', "line 2: a token"),
         (HEAD + '{"layer": 1, "ids": [[]]}\n', "line 2: a token"),
+        (HEAD + '{"layer": 1, "ids": [[3, 4, 4]]}\n', "line 2: a token"),
+        (HEAD + '{"layer": 1, "ids": [[3, Infinity]]}\n', "OverflowError"),
         (HEAD + '{"layer": "x", "ids": []}\n', "TypeError"),
     ],
 )

@@ -81,15 +81,19 @@ def read(path: Path) -> RoutingTrace:
         if head["schema"] != SCHEMA:
             raise TraceError(f"{path} is no routing trace of this kgen: schema {head['schema']!r:.60}, not {SCHEMA!r}")
         trace = RoutingTrace(int(head["experts"]), int(head["top_k"]), tuple(map(_call, bodies[1:])))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{path} is no routing trace: {type(error).__name__}") from None
     for number, call in enumerate(trace.calls, 2):
-        if any(len(set(row)) != trace.top_k or not 0 <= min(row) <= max(row) < trace.experts for row in call.ids):
+        if not all(_chosen(row, trace) for row in call.ids):
             text = f"a token does not have {trace.top_k} different experts below {trace.experts}"
             raise TraceError(f"{path}, line {number}: {text}")
     return trace
+
+
+def _chosen(row: tuple[int, ...], trace: RoutingTrace) -> bool:
+    return len(row) == len(set(row)) == trace.top_k and all(0 <= expert < trace.experts for expert in row)
 
 
 def _call(body: dict[str, object]) -> Call:
