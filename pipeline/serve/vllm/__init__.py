@@ -4,8 +4,8 @@
 imported, nothing runs on CUDA, no environment variable and no attribute of a vLLM module is written. Without
 `additional_config["kgen"]` the subclass behaves as its parent. It never raises; `status` tells what it did.
 
-Covered: vLLM 0.33 on NVIDIA GPUs; outside of it the plugin steps aside with one line. Not covered: ops that work on KV
-caches or state, and spans of several ops: they have no seat yet.
+Covered: vLLM 0.33 on NVIDIA GPUs; outside of it the plugin steps aside with one line. Not covered: ops on the KV
+caches of latent attention, and spans of several ops: they have no seat yet.
 """
 
 import importlib

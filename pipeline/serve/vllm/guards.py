@@ -142,7 +142,8 @@ def site_refusals(site: Site, device: str) -> list[Refusal]:
 
 
 def cache_refusals(site: Site, checked: Mapping[str, tuple[int, ...]]) -> list[Refusal]:
-    """What binding a cache may have changed: the weights are those that were checked. Ops on caches would add rows."""
+    """What binding a cache may have changed: the weights are those that were checked. States are looked at in each call
+    (`seats.states_unfit`)."""
     if _holds(lambda s: {name: tuple(w.shape) for name, w in s.weights().items()} == dict(checked), site):
         return []
     return [Refusal(Stage.CACHES, site.op, f"layer {site.layer}: its weights are not those that were checked")]
