@@ -4,7 +4,8 @@
     signer(name, data, signature, signers) -> who signed, as the allowed-signers file calls them
 
 The namespace is `kgen`, so that a signature made for something else, such as a commit, does not count here. `signers`
-is a file in the format of ALLOWED SIGNERS in ssh-keygen(1). Both raise SignatureError, one line.
+is a file in the format of ALLOWED SIGNERS in ssh-keygen(1). Both raise SignatureError, one line; its kind
+Unavailable where nothing was found out about the signature.
 Not covered: where the keys come from, and whom to allow.
 """
 
@@ -22,10 +23,14 @@ SECONDS = 60  # a key in an agent or on a token may ask its owner
 
 
 class SignatureError(Exception):
-    """Not signed, not by anybody who is allowed, or altered since; or there is no ssh-keygen."""
+    """Not signed, not by anybody who is allowed, or altered since."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+class Unavailable(SignatureError):
+    """It could not be looked at: no ssh-keygen, no answer from it, or no file of allowed signers."""
 
 
 def sign(path: Path, key: Path) -> Path:
@@ -41,7 +46,7 @@ def sign(path: Path, key: Path) -> Path:
 def signer(name: str, data: bytes, signature: bytes, signers: Path) -> str:
     """`name` is what messages call the data."""
     if not signers.is_file():
-        raise SignatureError(f"there is no file {signers} with allowed signers: see ssh-keygen(1), ALLOWED SIGNERS")
+        raise Unavailable(f"there is no file {signers} with allowed signers: see ssh-keygen(1), ALLOWED SIGNERS")
     with tempfile.TemporaryDirectory(prefix="kgen-sig-") as folder:
         path = Path(folder) / "signature"
         path.write_bytes(signature)
@@ -58,11 +63,11 @@ def signer(name: str, data: bytes, signature: bytes, signers: Path) -> str:
 def _run(arguments: Sequence[str], given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
     program = shutil.which("ssh-keygen")
     if program is None:
-        raise SignatureError("no ssh-keygen to make or check signatures: install openssh-client (8.1 or newer)")
+        raise Unavailable("no ssh-keygen to make or check signatures: install openssh-client (8.1 or newer)")
     try:
         return subprocess.run([program, *arguments], input=given, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise SignatureError(f"ssh-keygen did not answer within {SECONDS} s") from None
+        raise Unavailable(f"ssh-keygen did not answer within {SECONDS} s") from None
 
 
 def _words(done: "subprocess.CompletedProcess[bytes]") -> str:

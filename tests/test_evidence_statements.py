@@ -185,6 +185,8 @@ def test_who_insists_on_a_signature_takes_nothing_without(
     attested: tuple[Proven, Path], keys: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, insisting = attested[1], ["ingest", "evidence.json", "--signers", str(keys / "signers")]
+    assert called(["ingest", "evidence.json", "--signers", "nowhere"]) == 3
+    assert "there is no file nowhere with allowed signers" in capsys.readouterr().err
     path.with_name(path.name + ".sig").unlink()
     assert called(insisting) == 1 and "is not signed" in capsys.readouterr().err
     path.unlink()

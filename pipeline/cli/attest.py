@@ -29,7 +29,8 @@ class Attested:
 
 
 def attested(documents: Mapping[str, bytes], signers: str) -> list[Attested]:
-    """Raises Refusal for a statement that is not of this evidence, or not signed as asked for."""
+    """Raises Refusal for a statement that is not of this evidence, or not signed as asked for; Missing where signatures
+    cannot be checked."""
     from kgen.gates.ingest import Refusal, read
     from kgen.gates.statement import StatementError, beside, check
 
@@ -51,7 +52,7 @@ def attested(documents: Mapping[str, bytes], signers: str) -> list[Attested]:
 
 def _signed(path: Path, statement: bytes, signers: str) -> Attested:
     from kgen.gates.ingest import Refusal
-    from kgen.gates.ssh_signatures import SUFFIX, SignatureError, signer
+    from kgen.gates.ssh_signatures import SUFFIX, SignatureError, Unavailable, signer
 
     signature = path.with_name(path.name + SUFFIX)
     if not signature.is_file():
@@ -63,6 +64,8 @@ def _signed(path: Path, statement: bytes, signers: str) -> Attested:
         return Attested(statement, signature.read_bytes())
     try:
         who = signer(str(path), statement, signature.read_bytes(), Path(signers).expanduser())
+    except Unavailable as error:
+        raise boundary.Missing(str(error)) from None
     except SignatureError as error:
         raise Refusal("altered", str(error)) from None
     output.say(f"{path} is signed by {who}")
