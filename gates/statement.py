@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kgen.gates.kit_results import SAME_MACHINE, distinct, merge, unit_of
+from kgen.gates.kit_results import SAME_MACHINE, MergeError, distinct, merge, unit_of
 from kgen.records import (
     Evidence,
     Promotion,
@@ -45,7 +45,8 @@ def beside(evidence: Path) -> Path:
 
 
 def statements(parts: Iterable[Evidence]) -> bytes:
-    """One line for each candidate and machine, in order; the same parts give the same bytes."""
+    """One line for each candidate and machine, in order; the same parts give the same bytes. Raises MergeError for
+    parts of one machine that do not belong together."""
     groups: dict[tuple[str, ...], list[Evidence]] = {}
     for part in distinct(parts):
         machine = (str(getattr(part.environment, name)) for name in SAME_MACHINE)
@@ -103,7 +104,10 @@ def _statement(subjects: list[dict[str, Any]], predicate: dict[str, Any]) -> dic
 
 def check(name: str, data: bytes, parts: Iterable[Evidence]) -> None:
     """Raises StatementError (one line with the first difference) unless `data` is exactly what these parts give."""
-    wanted = statements(parts)
+    try:
+        wanted = statements(parts)
+    except MergeError as error:
+        raise StatementError(f"{name} is of evidence that does not hold together: {error}") from None
     if data == wanted:
         return
     mine, given = wanted.splitlines(), data.splitlines()

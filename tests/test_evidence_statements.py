@@ -98,6 +98,12 @@ def test_the_line_names_the_value_that_differs(parts: list[Evidence]) -> None:
         check("s", altered, parts)
 
 
+def test_parts_that_contradict_each_other_have_no_statement(parts: list[Evidence]) -> None:
+    other = dataclasses.replace(parts[1], objects=dict.fromkeys(parts[1].objects, "f" * 64))
+    with pytest.raises(StatementError, match="does not hold together: parts were run with different objects"):
+        check("s", statements(parts), [parts[0], other, *parts[2:]])
+
+
 def test_no_single_changed_byte_of_statement_or_evidence_passes(parts: list[Evidence]) -> None:
     whole = statements(parts)
     for at in range(0, len(whole), 7):
@@ -208,6 +214,7 @@ def test_verify_states_what_serves(
     assert said["predicate"]["promotion"]["seq"] == 1 and said["predicate"]["verified"]["objects"] == "ok"
     signature = (home / "set.intoto.jsonl.sig").read_bytes()
     assert signer("s", line + b"\n", signature, keys / "signers") == "gpu@example.org"
+    assert called(plain) == 0 and not (home / "set.intoto.jsonl.sig").exists()  # it was of another file
     assert called(["verify", "--key", "k"]) == 2
 
 
