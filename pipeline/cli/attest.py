@@ -88,7 +88,7 @@ def keep(run: "Run", statements: Sequence[Attested]) -> None:
 
 def state(place: "SetPath", findings: "Sequence[Finding]", out: Path, key: str = "") -> None:
     """Write, and sign, one statement for each kernel that serves. `findings`: what `verify` has just found."""
-    from kgen.gates.ssh_signatures import SignatureError, sign
+    from kgen.gates.ssh_signatures import SUFFIX, SignatureError, sign
     from kgen.gates.statement import promoted
     from kgen.promotion.verify import name
     from kgen.records import canonical_json
@@ -103,6 +103,7 @@ def state(place: "SetPath", findings: "Sequence[Finding]", out: Path, key: str =
     ]
     out = out.expanduser().absolute()
     DURABLE.write(out, b"".join(canonical_json(line) + b"\n" for line in lines))
+    out.with_name(out.name + SUFFIX).unlink(missing_ok=True)  # of an earlier statement
     output.say(f"{out}: {len(lines)} statements")
     if key:
         try:
