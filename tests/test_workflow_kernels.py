@@ -137,9 +137,9 @@ def test_no_words_of_a_kernel_act_in_a_comment(text: str, check: dict[str, Any])
 
 def test_a_report_is_cut_within_what_a_comment_may_hold(check: dict[str, Any]) -> None:
     long = check["MARK"] + "\n" + "| row |\n" * 20_000
-    shown = check["cut"](long, "in the log")
-    assert len(shown) < 65_536 and shown.startswith(check["MARK"]) and shown.endswith("is in the log.\n")
-    assert check["cut"]("short\n", "x") == "short\n"
+    shown = check["cut"](long)
+    assert len(shown) < 65_536 and shown.startswith(check["MARK"]) and shown.endswith("is in the log of this job.\n")
+    assert check["cut"]("short\n") == "short\n"
 
 
 class Comments(BaseHTTPRequestHandler):
@@ -188,10 +188,12 @@ def server() -> Iterator[tuple[type[Comments], str]]:
         thread.join()
 
 
-def comment(where: str, folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
+def comment(
+    where: str, folder: Path, text: str, mark: str = "<!-- kgen-kernels -->"
+) -> "subprocess.CompletedProcess[str]":
     """The workflow's own step."""
     (folder / "repo" / "report").mkdir(parents=True, exist_ok=True)
-    (folder / "repo" / "report" / "report.md").write_text(f"<!-- kgen-kernels -->\n{text}\n")
+    (folder / "repo" / "report" / "report.md").write_text(f"{mark}\n{text}\n")
     (folder / "repo" / ".github").exists() or (folder / "repo" / ".github").symlink_to(ROOT / ".github")
     job = document(ROOT / ".github" / "workflows" / "kernels.yml")["jobs"]["comment"]
     context = {"github.token": "t0ken", "github.event.pull_request.number": "7"}
@@ -207,6 +209,14 @@ def test_one_comment_is_made_and_then_updated(server: tuple[type[Comments], str]
         done = comment(where, tmp_path, text)
         assert (done.returncode, done.stderr) == (0, "")
     assert [c["body"] for c in handler.kept[120:]] == [quoted["body"], "<!-- kgen-kernels -->\nsecond\n"]
+
+
+def test_a_report_without_the_mark_touches_no_comment(server: tuple[type[Comments], str], tmp_path: Path) -> None:
+    handler, where = server
+    handler.kept.append({"id": 0, "body": "of something else", "user": {"type": "Bot"}})
+    done = comment(where, tmp_path, "x", mark="")
+    assert done.returncode == 1 and "does not begin with <!-- kgen-kernels -->" in done.stderr
+    assert [c["body"] for c in handler.kept] == ["of something else"]
 
 
 def test_a_refused_comment_is_one_line(server: tuple[type[Comments], str], tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def evidence(sources: list[Path], kernels: str) -> list[list[object]]:
 
 
 def report(sources: list[Path], args: argparse.Namespace) -> tuple[str, bool]:
+    """The whole report, and whether all is well."""
     rows = [row for source in sources for row in gates(source, args)]
     wrong = evidence(sources, args.set)
     well = not wrong and all(row[2] == "pass" for row in rows)
@@ -91,14 +92,14 @@ def report(sources: list[Path], args: argparse.Namespace) -> tuple[str, bool]:
     parts += ["", table(["kernel", "gate", "status", "code", "message"], rows)] if rows else []
     parts += ["", f"Evidence of the set: {'whole, and of the rules that hold now' if not wrong else 'see below'}."]
     parts += ["", table(["what", "check", "outcome", ""], wrong)] if wrong else []
-    return cut("\n".join(parts) + "\n", args.full), well
+    return "\n".join(parts) + "\n", well
 
 
-def cut(text: str, full: str) -> str:
+def cut(text: str) -> str:
     """Within what a comment may hold, at the end of a line, with a word on where the rest is."""
     if len(text) <= MOST:
         return text
-    return text[:MOST].rsplit("\n", 1)[0] + f"\n\nCut here; the whole report is {full}.\n"
+    return text[:MOST].rsplit("\n", 1)[0] + "\n\nCut here; the whole report is in the log of this job.\n"
 
 
 def main() -> int:
@@ -109,7 +110,6 @@ def main() -> int:
     parser.add_argument("--dims", default="nano")
     parser.add_argument("--tokens", type=int, action="append")
     parser.add_argument("--out", default="report.md")
-    parser.add_argument("--full", default="in the log of this job")
     args = parser.parse_args()
     args.tokens = args.tokens or [1]
     try:
@@ -117,7 +117,7 @@ def main() -> int:
     except (RuntimeError, OSError, KeyError, ValueError) as error:
         sys.stderr.write(f"check.py: {error}\n")
         return 2
-    Path(args.out).write_text(text, encoding="utf-8")
+    Path(args.out).write_text(cut(text), encoding="utf-8")
     sys.stdout.write(text)
     return 0 if well else 1
 
