@@ -96,8 +96,9 @@ def _readme(part: Part, op: Op, name: str) -> str:
         f"| {p.arch} | {p.dims} | {p.tokens} | {''.join(f'{k}={v} ' for k, v in sorted(p.axes.items())).strip()} |"
         for p in sorted(problems, key=lambda p: (p.arch, p.dims, p.tokens, p.key))
     )
+    numbers = ", ".join(f"#{p.seq}" for p in part.manifest.promotions)
     return README.format(
-        op=op.name, name=name, seq=part.manifest.seq, dims=dims[0], points=points, set=f"{BUILTIN}/{MANIFEST}"
+        op=op.name, name=name, numbers=numbers, dims=dims[0], points=points, set=f"{BUILTIN}/{MANIFEST}"
     )
 
 
@@ -148,8 +149,8 @@ tags:
 
 # {name}
 
-The op `{op}` of kgen: CuTe DSL kernels, built ahead of time, promoted as #{seq} after they passed its gates. Evidence,
-sources and build records are inside, in `{set}` and beside it.
+The op `{op}` of kgen: CuTe DSL kernels, built ahead of time, promoted as {numbers} after they passed its gates.
+Evidence, sources and build records are inside, in `{set}` and beside it.
 
 ```python
 from pathlib import Path
