@@ -175,6 +175,12 @@ def test_the_previous_champion_stands_on_the_left_and_only_changes_are_marked() 
     assert sources.difference(old, old) == ()
 
 
+def test_a_lone_carriage_return_hides_no_code_in_a_comment() -> None:
+    made = sources.lines("x = 1  # one\ry = 2\r\nz = 3\n")
+    assert len(made) == 3 and [re.sub("<[^>]*>", "", line) for line in made] == ["x = 1  # one", "y = 2", "z = 3"]
+    assert [(r.kind, r.new) for r in sources.difference("x\n", "x\ry\n")] == [("same", 1), ("added", 2)]
+
+
 def test_highlighting_keeps_every_line_and_its_text() -> None:
     text = 'def f():\n    """a\n\n    <b>\n    """\n\n    return "é" \\\n        + 1\n\n\n'
     made = sources.lines(text)

@@ -20,11 +20,16 @@ NO_LINE = Markup("")
 
 def lines(text: str) -> list[Markup]:
     """Highlighted lines of Python; what is no Python is shown all the same."""
-    plain = text.replace("\r", "").removesuffix("\n")
+    plain = _as_read(text)
     made = highlight(plain, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
     found = made.split("\n")
     count = plain.count("\n") + 1
     return [Markup(line) for line in [*found, *[""] * count][:count]]
+
+
+def _as_read(text: str) -> str:
+    """With the ends of lines that Python sees: a lone carriage return ends a comment, too."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class DiffRow:
 def difference(old: str, new: str) -> tuple[DiffRow, ...]:
     if old == new:
         return ()
-    left, right = ([line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] for text in (old, new))
+    left, right = (_as_read(text).split("\n") for text in (old, new))
     shown_left, shown_right = lines(old), lines(new)
     rows: list[DiffRow] = []
     for group in difflib.SequenceMatcher(None, left, right, autojunk=False).get_grouped_opcodes(CONTEXT):
