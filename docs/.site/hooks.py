@@ -12,7 +12,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
-LISTED = {"Kernels": "kernels", "Reports": "reports"}
 
 
 def on_config(config: Any) -> Any:
