@@ -114,25 +114,33 @@ def outcomes(points: Iterable[Timed]) -> dict[str, list[Problem]]:
 
 
 def summary_table(ops: Sequence[str], root: Path = SET) -> str:
-    """A row an op, at WIDTHS with default axes and typical inputs; the counts are of all points."""
+    """A row an op, at WIDTHS and typical inputs, with default axes or else those named; the counts are of all points."""
     heads = ["op", "win / tie / left", *(h for n in SHOWN for h in (f"{n}: µs:", "gain:")), "roofline at 1 / 8 / 64:"]
     rows = []
     for op in ops:
         points = timed(op, root)
+        axes = _axes_shown(points)
         counts = " / ".join(str(len(bins)) for bins in outcomes(points).values())
         cells: list[str] = []
         shares: list[str] = []
         for tokens in SHOWN:
-            p = _summarised(points, tokens)
+            p = _summarised(points, tokens, axes)
             cells += [us(p.candidate_us), gain(p)] if p else [NONE, NONE]
             shares.append(percent(p.roofline) if p else NONE)
-        rows.append([f"[{op}](docs/kernels/{op}.md)", counts, *cells, " / ".join(shares)])
+        named = "".join(f", {name}={value}" for name, value in sorted(axes.items()))
+        rows.append([f"[{op}](docs/kernels/{op}.md){named}", counts, *cells, " / ".join(shares)])
     return table(heads, rows)
 
 
-def _summarised(points: Iterable[Timed], tokens: int) -> PerfPoint | None:
+def _axes_shown(points: Sequence[Timed]) -> dict[str, str]:
+    """None where there are points with all axes at their defaults, else the axes of the first point."""
+    found = [variant_axes(each.problem) for each in points]
+    return found[0] if found and all(found) else {}
+
+
+def _summarised(points: Iterable[Timed], tokens: int, axes: dict[str, str]) -> PerfPoint | None:
     for each in points:
-        plain = each.problem.dims == WIDTHS and not variant_axes(each.problem) and not each.point.scenario
+        plain = each.problem.dims == WIDTHS and variant_axes(each.problem) == axes and not each.point.scenario
         if plain and each.problem.tokens == each.point.tokens == tokens and each.outcome != "left":
             return each.point
     return None
