@@ -25,7 +25,8 @@ from kgen.report.catalogue import serving, site
 from kgen.report.junit import junit
 from kgen.report.page import Before, of_run
 from kgen.report.rendering import render
-from kgen.store import KernelSet, Runs
+from kgen.store import IntegrityError, KernelSet, Runs
+from kgen.store.kernelset import MANIFEST, manifest_bytes
 
 VOID = {"meta", "br", "input", "hr", "img", "link"}
 CURRENT = Current({"dense_mlp": CONTRACT}, 1)
@@ -299,6 +300,15 @@ def test_a_promoted_kernel_is_compared_with_the_champion_before_it(tmp_path: Pat
     said = section(second, "difference")
     assert "Lines removed: 1, added: 1." in said and "# a" in said and "# b" in said
     assert serving(made, "dense_mlp", ("sm_90a",)) is not None and serving(made, "dense_mlp", ("sm_103a",)) is None
+
+
+def test_a_set_cannot_name_a_page_outside_the_folder(tmp_path: Path) -> None:
+    made = kernels(tmp_path / "set")
+    whole = made.manifest()
+    moved = tuple(replace(p, candidate=f"/../{p.candidate}") for p in whole.promotions)
+    (made.root / MANIFEST).write_bytes(manifest_bytes(replace(whole, promotions=moved)))
+    with pytest.raises(IntegrityError, match="is no part of a file's name"):
+        site(made, REGISTRY.ops, CURRENT)
 
 
 def test_stale_evidence_is_called_so(tmp_path: Path) -> None:

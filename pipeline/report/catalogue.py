@@ -15,7 +15,8 @@ from kgen.records.envelope import HEADLINE
 from kgen.report.page import Before, of_promotion
 from kgen.report.plots import Picture, gains_picture
 from kgen.report.rendering import render
-from kgen.store.kernelset import KernelSet, parse_problem
+from kgen.store.errors import IntegrityError
+from kgen.store.kernelset import MANIFEST, KernelSet, parse_problem
 
 TOKENS = (1, 8, 64)
 HEAD = ("op", "state", "arch", "kernel", "points", "ties")
@@ -86,6 +87,8 @@ def site(kernels: KernelSet, ops: Mapping[str, Op], current: Current) -> dict[st
         files[page_name(p)] = of_promotion(
             kernels, p, ops.get(p.op), stale(p, current), before(kernels, manifest, p), "index.html", f"{p.op}.html"
         )
+    if strange := [name for name in files if "/" in name or "\\" in name]:
+        raise IntegrityError(f"{kernels.root / MANIFEST} names what is no part of a file's name: {strange[0]!r:.120}")
     return files
 
 
@@ -94,7 +97,7 @@ def page_name(promotion: Promotion) -> str:
 
 
 def before(kernels: KernelSet, manifest: Manifest, promotion: Promotion) -> Before | None:
-    """The champion that it followed at most of its points, the newest of them; None: the stock op."""
+    """The newest of the champions that it followed at its points; None: the stock op."""
     found = [p for seq in sorted({*promotion.previous.values()}) if (p := manifest.promotion(seq)) is not None]
     return champion(kernels, found[-1]) if found else None
 
