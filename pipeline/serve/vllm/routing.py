@@ -2,7 +2,8 @@
 
 Only calls outside of captured graphs are seen, for a replayed graph runs no Python: prefill, and every step under
 `--enforce-eager`. Each call then waits for its ids, so a server that records is slower: record apart from measuring.
-Not covered: the format (`kgen.serve.routing_trace`), and steps inside of graphs.
+Not covered: the format (`kgen.serve.routing_trace`), steps inside of graphs, and telling the made-up tokens of vLLM's
+own runs at its start from those of requests.
 """
 
 import logging
