@@ -76,8 +76,8 @@ def summary_region(root: Path) -> str:
     first = ", each the first point of its family" if all(_known(p) == 0 for p, _ in found) else ""
     said = wrapped(
         f"Kernels of {len(ops)} more ops serve for {archs}{first}. Times and gains are as above, at TP8 widths with"
-        " default axes (or those named) and typical inputs. The counts are of all points that were measured: those that *left* were"
-        " slower than the best baseline and stay with the stock op; they are – here."
+        " default axes (or those named) and typical inputs. The counts are of all points that were measured: those that"
+        " *left* were slower than the best baseline and stay with the stock op; they are – here."
     )
     return f"\n{said}\n" + tables.summary_table(ops, root) + "\n"
 

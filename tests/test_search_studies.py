@@ -208,7 +208,7 @@ def bests(method: str) -> list[float]:
 
 
 def test_the_page_shows_what_is_on_record_of_tpe_and_chance() -> None:
-    """Whichever came out better: today it is chance."""
+    """Whichever came out better."""
     page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
     tpe, chance = bests(TPE), bests(RANDOM)
     assert len(tpe) == len(chance) == len(record.SEEDS)

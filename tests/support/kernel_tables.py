@@ -114,7 +114,7 @@ def outcomes(points: Iterable[Timed]) -> dict[str, list[Problem]]:
 
 
 def summary_table(ops: Sequence[str], root: Path = SET) -> str:
-    """A row an op, at WIDTHS and typical inputs, with default axes or else those named; the counts are of all points."""
+    """A row an op at WIDTHS and typical inputs, default axes or else those named; the counts are of all points."""
     heads = ["op", "win / tie / left", *(h for n in SHOWN for h in (f"{n}: µs:", "gain:")), "roofline at 1 / 8 / 64:"]
     rows = []
     for op in ops:
