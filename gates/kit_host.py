@@ -129,8 +129,9 @@ class Host:
         """Sign one more part and write the file anew, with what another process of this kit wrote meanwhile."""
         with alone(self.out):
             found = self.resumed().and_of(found).with_part(sign(part, self.key))
-            write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
             stated = beside(self.out)
+            stated.unlink(missing_ok=True)  # a kill in between leaves none, and not one of fewer parts
+            write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
             write(stated, statements(p.evidence for p in found.parts))
             stated.with_name(stated.name + SUFFIX).unlink(missing_ok=True)  # of an earlier statement
         return found
@@ -208,6 +209,8 @@ class Host:
                     f"  {point.ratio:.3f} ({point.ratio_low:.3f} to {point.ratio_high:.3f}) of {point.best_baseline}"
                     f"  roofline {point.roofline:.0%}  {point.label}"
                 )
+        if found.parts and not beside(self.out).exists():
+            write(beside(self.out), statements(p.evidence for p in found.parts))
         if self.args.sign and found.parts:
             try:
                 say(f"\nsigned: {sign_file(beside(self.out), Path(self.args.sign).expanduser())}")

@@ -87,13 +87,16 @@ def _among(wanted: Sequence[str] | None, known: Sequence[str], what: str) -> Seq
     return tuple(each for each in known if each in wanted) if wanted else known
 
 
+LEAST = 4  # characters of an id that name a candidate
+
+
 def _chosen(runs: Sequence["Run"], names: Sequence[str]) -> list[Sequence[str]]:
     """The candidates named, run by run; a run of which none is named gives all. Raises Usage for a name nobody has."""
     if len(runs) == 1:
         return [names]
     ids = [[f.candidate().id[:12] for f in run.folders()] for run in runs]
     for name in names:
-        if not any(found.startswith(name[:12]) for of_run in ids for found in of_run):
+        if len(name) < LEAST or not any(found.startswith(name[:12]) for of_run in ids for found in of_run):
             raise boundary.Usage(f"none of these runs has a candidate {name!r}; of several runs they are named by id")
     return [[found for found in of_run if any(found.startswith(name[:12]) for name in names)] for of_run in ids]
 

@@ -32,7 +32,8 @@ def report(
     from kgen.report import as_json, read
     from kgen.store import DURABLE
 
-    form = "json" if json else one_of("--format", form, FORMS)
+    asked = one_of("--format", form, FORMS)
+    form = "json" if json else asked
     found = find_run(run, runs)
     document = read(found, find_op(found.info.op))
     if form == "json" and not out:
