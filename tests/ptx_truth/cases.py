@@ -177,13 +177,13 @@ def searched_attn_res(key: str) -> Case:
     return of_op(key, kind, source, "attn_res", "nano", 4, calls=scalars, bounds={"out": bound})
 
 
-def searched_projection(key: str, number: int, kind: str, chain: bounds.Chain | None) -> Case:
+def searched_projection(key: str, kind: str, chain: bounds.Chain | None) -> Case:
     bound = {}
     if chain is not None:
         why = f"{chain.words('mma')}: what may round otherwise to bf16"
         bound = {"p": Bound(why, partial(bounds.projection, "x", "w_in", chain))}
-    source = render(FAMILIES["kda_in_proj"].known[number])
-    return of_op(key, kind, source, "kda_in_proj", "nano", 4, bounds=bound)
+    first = next(v for v in FAMILIES["kda_in_proj"].known if v.template == f"{key}.py.tmpl")
+    return of_op(key, kind, render(first), "kda_in_proj", "nano", 4, bounds=bound)
 
 
 def _words(rows: int) -> Callable[[np.random.Generator], Array]:
@@ -245,10 +245,10 @@ MAKERS: Mapping[str, Callable[[], Case]] = {
     ),
     "attn_res": partial(searched_attn_res, "attn_res"),
     "projection_mma": partial(
-        searched_projection, "projection_mma", 0, "searched: mma from registers, PDL",
+        searched_projection, "projection_mma", "searched: mma from registers, PDL",
         bounds.Chain(bounds.MMA, 8, 32, 2),
     ),
-    "projection_fma": partial(searched_projection, "projection_fma", 1, "searched: fma and shuffles, PDL", None),
+    "projection_fma": partial(searched_projection, "projection_fma", "searched: fma and shuffles, PDL", None),
     **_corpus(),
     "mma": partial(
         of_corpus, "mma", "mma", "ldmatrix and mma.sync, bf16",
