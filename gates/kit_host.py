@@ -132,9 +132,13 @@ class Host:
             stated = beside(self.out)
             stated.unlink(missing_ok=True)  # a kill in between leaves none, and not one of fewer parts
             write(self.out, json.dumps(to_json(found), indent=1, sort_keys=True).encode() + b"\n")
-            write(stated, statements(p.evidence for p in found.parts))
+            self._state(found)
             stated.with_name(stated.name + SUFFIX).unlink(missing_ok=True)  # of an earlier statement
         return found
+
+    def _state(self, found: EvidenceSet) -> None:
+        """The statement of what was found, beside its file."""
+        write(beside(self.out), statements(p.evidence for p in found.parts))
 
     def _keep_raw(self, raw: dict[str, Any]) -> dict[str, Any]:
         """Raw samples to their file, with those that another process of this kit added meanwhile."""
@@ -210,7 +214,7 @@ class Host:
                     f"  roofline {point.roofline:.0%}  {point.label}"
                 )
         if found.parts and not beside(self.out).exists():
-            write(beside(self.out), statements(p.evidence for p in found.parts))
+            self._state(found)
         if self.args.sign and found.parts:
             try:
                 say(f"\nsigned: {sign_file(beside(self.out), Path(self.args.sign).expanduser())}")
