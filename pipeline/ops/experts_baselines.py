@@ -89,16 +89,22 @@ def _bf16_rows(x: torch.Tensor, ids: torch.Tensor, w: torch.Tensor) -> torch.Ten
     return (w[ids].float() * x.float().unsqueeze(1)).sum(-1).to(torch.bfloat16)
 
 
+def _chosen(ids: torch.Tensor) -> torch.Tensor:
+    """Expert of each (token, slot), int64: a compiled kernel multiplies it by an expert's elements as it comes, and the
+    bf16 copy of gate and up has 2.5e9 of them."""
+    return ids.flatten().clamp(min=0).long()
+
+
 def _by_slot(rows: Callable[..., torch.Tensor], names: tuple[tuple[str, ...], ...], compile: Compile | None) -> Run:
     """Each (token, slot) on its own; `rows` takes the tensors of `names`, gate and up's, then down's."""
     fused = _fuser(compile)
 
     def up(lat: torch.Tensor, ids: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
         spread = lat.unsqueeze(1).expand(*ids.shape, lat.shape[1]).reshape(-1, lat.shape[1])
-        return rows(spread, ids.flatten().clamp(min=0), *w)
+        return rows(spread, _chosen(ids), *w)
 
     def down(h: torch.Tensor, ids: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
-        return rows(h, ids.flatten().clamp(min=0), *w).view(*ids.shape, -1)
+        return rows(h, _chosen(ids), *w).view(*ids.shape, -1)
 
     gate_up, activation, last, summed = fused(up), fused(situ_and_mul), fused(down), fused(weighted)
 
