@@ -5,15 +5,19 @@ Not covered: its speed, which needs a GPU.
 
 import itertools
 import random
+import re
 from pathlib import Path
 
 import pytest
 from support.families import built, functions, interpreted
 
+from kgen.gates import numeric
 from kgen.gates.audit.limits import SMEM_BYTES
+from kgen.gates.compile import CompileGate
 from kgen.ops import REGISTRY
-from kgen.proposers.families import FAMILIES
-from kgen.proposers.families.mla_decode import shared_bytes
+from kgen.proposers.families import FAMILIES, Variant, render
+from kgen.proposers.families.mla_decode import RING, shared_bytes
+from kgen.records import Candidate, GateResult, Origin, Problem
 
 OP = REGISTRY.get("mla_decode")
 FAMILY = FAMILIES["mla_decode"]
@@ -57,6 +61,8 @@ def test_the_first_known_point_keeps_all_sms_busy_for_one_request(tmp_path: Path
     for artefact in (here, there):
         assert {k.stack_bytes for k in artefact.record.kernels} == {0}
         assert artefact.record.ptx["pdl_wait"] == 2
+        named = re.findall(r"bar\S*\.sync\S*\s+([1-9]\d*)\s*,", artefact.ptx.read_text())
+        assert sorted(named) == ["1", "2"], "synccheck calls it divergent where warps meet a barrier at two places"
 
 
 @pytest.mark.deep
@@ -77,6 +83,27 @@ def test_the_known_points_are_right_at_every_bin_and_axis(
 ) -> None:
     result = interpreted(OP, KNOWN[known], [OP.problem("nano", tokens, "sm_90a", axes)], tmp_path)
     assert result.passed, result.message
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("bulk", [True, False])
+def test_a_slot_of_the_ring_is_filled_anew_only_when_it_is_free(bulk: bool, tmp_path: Path) -> None:
+    """Two slots and four tiles a run: the ring of a known point is longer than any run at nano."""
+    point = Variant(RING, {"rows": 16, "ring": 40, "warps": 4, "columns": 8, "least": 4, "bulk": bulk})
+    wait = f"{' ' * 20}cute.arch.mbarrier_wait(free + last, (i - 1) // self.stages % 2)\n"
+    source, problem = render(point), OP.problem("nano", 1, "sm_90a", {})
+    assert wait in source
+    hasty = source.replace(wait, f"{' ' * 20}pass\n")
+    found = [_interpreted(text, problem, tmp_path) for text in (source, hasty)]
+    assert [result.code for result in found] == ["numeric.ptx_pass", "numeric.race"]
+
+
+def _interpreted(source: str, problem: Problem, folder: Path) -> GateResult:
+    with CompileGate(OP, folder) as gate:
+        report = gate.run(Candidate(OP.name, source, Origin("test")), [problem])
+    assert report.result.passed, report.result.message
+    return numeric.interpret(OP, list(report.artefacts), cache=folder / "linked")
 
 
 @pytest.mark.deep
