@@ -21,8 +21,12 @@ class Variant:
 
 
 @functools.cache
-def _template(name: str) -> str:
-    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+def _template(name: str) -> jinja2.Template:
+    """Compiled once a process: rendering takes a hundredth of the time that compiling does."""
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 def render(variant: Variant) -> str:
@@ -32,10 +36,7 @@ def render(variant: Variant) -> str:
         table = values["tuning"]
         values["columns"] = " ".join(table[0][2])
         values["tuning"] = "\n".join(f"    {_line(entry)}," for entry in table)
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(_template(variant.template)).render(values)
+    return _template(variant.template).render(values)
 
 
 def _line(entry: Sequence[Any]) -> str:
