@@ -9,7 +9,7 @@ import torch
 from support.vllm_standin import KimiLinearForCausalLM, Mode, configuration
 from torch import nn
 
-from kgen.serve.vllm.guards import CONFIG, SITE, cache_refusals, config_refusals, message, site_refusals
+from kgen.serve.vllm.guards import CONFIG, SITE, Refusal, Stage, cache_refusals, config_refusals, message, site_refusals
 from kgen.serve.vllm.seats import OPS, Site, sites
 
 Change = Callable[[Any], object]
@@ -212,4 +212,15 @@ def test_a_message_has_every_refusal_once_and_no_line_break() -> None:
     found = config_refusals(config)
     assert message([*found, *found]) == (
         "every op: needs Model Runner V2 (configuration); every op: needs no LoRA (configuration)"
+    )
+
+
+def test_layers_that_refuse_an_op_for_the_same_reason_are_named_together() -> None:
+    found = [
+        Refusal(Stage.WEIGHTS, op, f"layer {layer}: {why}")
+        for op, layer, why in (("a", 1, "x"), ("a", 2, "x"), ("a", 3, "y: z"), ("b", 1, "x"), ("a", 1, "x"))
+    ]
+    assert message([*found, Refusal(Stage.WEIGHTS, "a", "8 tokens: q")]) == (
+        "a: layers 1, 2: x (loaded weights); a: layer 3: y: z (loaded weights); b: layer 1: x (loaded weights); "
+        "a: 8 tokens: q (loaded weights)"
     )

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.vllm_engine import Engine, host
 from support.vllm_sets import BINS, OP, compiled, make_set, prepared, settings
-from support.vllm_standin import Engine, KimiLinearForCausalLM, configuration, host
+from support.vllm_standin import KimiLinearForCausalLM, configuration
 
 from kgen.serve.vllm.guards import Refused
 from kgen.serve.vllm.host import Host, over_ranks

@@ -45,10 +45,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def damage(kernels_of: Path, out: Path, engines: Any, results: Any, batch: int) -> None:
     """Every case into `results`: tokens of the stock model, and one line that says why."""
     said = Said()
-    logging.getLogger("vllm.kgen").addHandler(said)
     stock = engines.build()
     want, _ = engines.tokens(stock, batch, 24, "stock")
     results.put("plugin", engines.plugin())
+    logging.getLogger("vllm.kgen").addHandler(said)  # vLLM sets up logging as it is imported, and takes handlers away
     from kgen.serve.vllm import host
     from kgen.serve.vllm.plan import Plan
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from support.sets import WIN, fill, make_case
-from support.vllm_standin import Engine, host, install
+from support.vllm_engine import Engine, host
+from support.vllm_standin import install
 
 import kgen.serve.vllm
 from kgen.ops import REGISTRY

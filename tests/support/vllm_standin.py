@@ -20,7 +20,6 @@ from support.vllm_standin_ops import Norm, attn_res, drawn, recurrent
 from torch import nn
 
 from kgen.ops.moe_shared import situ_and_mul
-from kgen.serve.vllm.host import Host, alone
 
 ARCHITECTURE = "KimiLinearForCausalLM"
 HIDDEN, HEADS, HEAD_DIM, LATENT = 256, 2, 128, 128
@@ -264,6 +263,18 @@ class ModelState:
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         self.bound += 1
 
+    def prepare_attn(
+        self,
+        input_batch: Any,
+        cudagraph_mode: Any,
+        block_tables: Any,
+        slot_mappings: Any,
+        attn_groups: Any,
+        kv_cache_config: Any,
+        for_capture: bool = False,
+    ) -> dict[str, Any]:
+        return {"for_capture": for_capture}
+
     def capture_inner_cudagraphs(self, buffers: Any, block_tables: Any, attn_groups: Any, kv_cache_config: Any) -> None:
         return None
 
@@ -352,49 +363,3 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = "0.33.
         vars(module).update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
     return sys.modules["vllm"]
-
-
-class Engine:
-    """Model Runner V2 as far as the plugin meets it. `capturing` says whether the call that runs is captured."""
-
-    def __init__(self) -> None:
-        self.capturing = False
-        self.graphs: dict[int, torch.Tensor] = {}
-        self.model: Any = None
-        self.state: Any = None
-
-    def decoding(self) -> bool:
-        return self.capturing
-
-    def load(self, vllm_config: Any) -> "Engine":
-        cls = sys.modules["vllm"].ModelRegistry.models[ARCHITECTURE].load()
-        self.model = cls(vllm_config=vllm_config, prefix="")
-        self.state = self.model.get_model_state_cls()(vllm_config, self.model, None, "cpu")
-        return self
-
-    def serve(self, sizes: tuple[int, ...]) -> "Engine":
-        """Profile with a first cache, then bind the real one; each time every size is run once and then captured."""
-        for _ in range(2):
-            self.state.initialize_kv_cache(None, None)
-            for tokens in sizes:
-                self.run(tokens)
-                self.graphs[tokens] = self.capture(tokens)
-            self.state.capture_inner_cudagraphs(None, None, None, None)
-        return self
-
-    def run(self, tokens: int) -> torch.Tensor:
-        rows = drawn((tokens, HIDDEN), 7).data * HIDDEN**0.5
-        with torch.inference_mode():
-            return self.model(rows, torch.arange(tokens))
-
-    def capture(self, tokens: int) -> torch.Tensor:
-        self.capturing = True
-        try:
-            return self.run(tokens)
-        finally:
-            self.capturing = False
-
-
-def host(engine: Engine) -> Host:
-    """This process as one rank beside an H200, on the CPU."""
-    return Host(alone, "sm_90", engine.decoding, device="cpu", version="0.33.0")

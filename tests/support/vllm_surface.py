@@ -139,6 +139,15 @@ SURFACE = (
         {
             "__init__": ("vllm_config", "model", "encoder_cache", "device"),
             "initialize_kv_cache": ("kv_cache_config", "block_tables"),
+            "prepare_attn": (
+                "input_batch",
+                "cudagraph_mode",
+                "block_tables",
+                "slot_mappings",
+                "attn_groups",
+                "kv_cache_config",
+                "for_capture",
+            ),
             "capture_inner_cudagraphs": (),
         },
         bases=((f"{GPU}/model_states/interface.py", "ModelState"),),

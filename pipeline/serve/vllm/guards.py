@@ -7,8 +7,9 @@ so that one message can list them. Not covered: what the kernels themselves need
 
 import enum
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.contract import Op
@@ -22,6 +23,9 @@ class Stage(enum.StrEnum):
     CONFIG = "configuration"
     WEIGHTS = "loaded weights"
     CACHES = "KV caches"
+
+
+LAYER = re.compile(r"layer (?P<layer>\d+): (?P<why>.*)")
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,18 @@ class Refused(ValueError):
 
 
 def message(refusals: Iterable[Refusal]) -> str:
-    """All of them in one line, each once."""
-    return "; ".join(dict.fromkeys(map(str, refusals)))
+    """All of them in one line, each once; layers with the same reason are named together."""
+    layers: dict[Refusal, list[str]] = {}
+    for r in refusals:
+        found = LAYER.fullmatch(r.reason)
+        key = replace(r, reason=found["why"]) if found else r
+        layers.setdefault(key, []).extend([found["layer"]] if found else [])
+    return "; ".join(str(replace(r, reason=f"{_named(at)}{r.reason}")) for r, at in layers.items())
+
+
+def _named(layers: Iterable[str]) -> str:
+    at = list(dict.fromkeys(layers))
+    return f"layer{'s' if len(at) > 1 else ''} {', '.join(at)}: " if at else ""
 
 
 def _batch_invariant() -> bool:

@@ -67,7 +67,8 @@ def serving() -> Host:
 def in_decode_graph() -> bool:
     """Whether the current stream is captured into a FULL graph; those hold decode steps only (a guard sees to it).
 
-    Eager steps, the run before each capture and PIECEWISE captures answer no, so prefill and mixed steps run stock.
+    Eager steps, the run before each capture (`Plan.prepared` knows that one) and PIECEWISE captures answer no, so
+    prefill and mixed steps run stock.
     """
     initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
     if not initialised or not torch.cuda.is_current_stream_capturing():

@@ -56,6 +56,22 @@ def state(parent: Any) -> Any:
             self.kgen_plan.check_caches()
             return done
 
+        def prepare_attn(  # vLLM's own parameters, by name and in its order
+            self,
+            input_batch: Any,
+            cudagraph_mode: Any,
+            block_tables: Any,
+            slot_mappings: Any,
+            attn_groups: Any,
+            kv_cache_config: Any,
+            for_capture: bool = False,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            self.kgen_plan.prepared(for_capture)
+            given = (input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, kv_cache_config)
+            return super().prepare_attn(*given, for_capture, *args, **kwargs)
+
         def capture_inner_cudagraphs(self, *args: Any, **kwargs: Any) -> Any:
             done = super().capture_inner_cudagraphs(*args, **kwargs)
             self.kgen_plan.captured()

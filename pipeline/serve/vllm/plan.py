@@ -2,7 +2,9 @@
 
 Stages in order: `check_config` before the model is built, `seat` once its weights are loaded, `check_caches` for each
 KV cache that is bound, `captured` after graphs were captured. Each stage makes the same number of votes on every rank,
-whatever it found, so that no rank waits for another. `KGEN_DISABLE=1` refuses everything and never fails start-up.
+whatever it found, so that no rank waits for another. `prepared` comes before each step: the run that vLLM makes before
+it captures a decode graph is a rehearsal, with the kernels of the capture. `KGEN_DISABLE=1` refuses everything and
+never fails start-up.
 """
 
 import logging
@@ -58,6 +60,7 @@ class Plan:
         self.layers: dict[str, list[int]] = {}
         self._problems: list[Problem] = []
         self._arch = ""
+        self._rehearsing = False
         self._wanted: tuple[str, ...] = ()
         self._seated: dict[str, list[tuple[Site, dict[str, tuple[int, ...]], Undo]]] = {}
 
@@ -108,8 +111,17 @@ class Plan:
         for op in [op for op in self._seated if op not in kept]:
             self.give_up(op)
 
+    def prepared(self, for_capture: bool) -> None:
+        """A step is about to run. `for_capture`: it is captured into a decode graph, or is the run before that.
+
+        That run has to meet what the capture meets: stock code behind a seat compiles and tunes itself for the
+        strides that it sees first, which a capture does not allow.
+        """
+        self._rehearsing = for_capture
+
     def captured(self) -> None:
         """Write the record and say in one line what the captured graphs run."""
+        self._rehearsing = False
         path = rank_path(Path(self.settings.record or default_path()), self.host.rank, self.host.ranks)
         try:
             write(path, self.as_json())
@@ -203,8 +215,15 @@ class Plan:
         self._seated[op] = []
         for site in at:
             shapes = {name: tuple(w.shape) for name, w in site.weights().items()}
-            call = Call(kernels, site.weights, self.host.decoding, self.record.note)
+            call = Call(kernels, site.weights, self._promoting, self._note)
             self._seated[op].append((site, shapes, SEATS[op].take(site, call)))
+
+    def _promoting(self) -> bool:
+        return self._rehearsing or self.host.decoding()
+
+    def _note(self, op: str, tokens: int, reason: str) -> None:
+        if not self._rehearsing or self.host.decoding():
+            self.record.note(op, tokens, reason)
 
     def _agreed(self, stage: Stage, found: list[Refusal], fine: set[str]) -> tuple[str, ...]:
         """One vote an op; those fine on every rank. Adds what the others refuse, and closes the stage."""

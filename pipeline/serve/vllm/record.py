@@ -1,7 +1,7 @@
 """What ran where: per token count of a captured graph, which op ran promoted or stock and why; one JSON file a rank.
 
 A captured graph calls no Python when it is replayed: what was captured is what runs. Calls outside of decode graphs
-(prefill, eager and mixed steps, the run before a capture) are counted by reason, without their token counts.
+(prefill, eager and mixed steps) are counted by reason, without their token counts; the run before a capture is not.
 """
 
 import os
