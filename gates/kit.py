@@ -20,8 +20,9 @@ from typing import Any
 from kgen.contract import Op
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.kit_modules import module_files
-from kgen.gates.kit_units import CarriedCandidate
+from kgen.gates.kit_units import TRACE, CarriedCandidate
 from kgen.gates.kit_wheels import KitError, Piece, llguidance_pieces, runtime_pieces, tvm_ffi_pieces
+from kgen.gates.routing import Recorded, facts, ids_in, unfit
 from kgen.gates.runner.job import Built
 from kgen.records import BuildRecord, canonical_json, sha256_bytes, to_json
 from kgen.store.durable import DURABLE
@@ -70,23 +71,39 @@ def build(
     out: Path,
     cache: Path,
     *,
+    trace: Recorded | None = None,
     pythons: Sequence[str] = PYTHONS,
     flavours: Sequence[str] = FLAVOURS,
 ) -> KitFile:
-    """Write the kit to `out` (mode 0600); `cache` keeps wheels and packed libraries. Raises KitError, StoreError."""
+    """Write the kit to `out` (mode 0600); `cache` keeps wheels and packed libraries; `trace`: of routing, for the runs
+    of ops that are told which experts tokens go to. Raises KitError, StoreError."""
     records = [record for contents in runs for record in _sound(contents)]
     if len({contents.run for contents in runs}) < len(runs):
         raise KitError("the same run is named twice")
     pieces = [Piece(f"lib/{path}", data) for path, data in module_files().items()]
     pieces += _objects(c for contents in runs for c in contents.candidates)
+    pieces += [_traced(trace, runs)] if trace else []
     pieces += tvm_ffi_pieces(pythons, cache) + llguidance_pieces(cache) + runtime_pieces(flavours, cache)
     blobs: dict[str, tuple[bytes, bool]] = {}
     files = [_stored(piece, blobs, cache / "kit") for piece in pieces]
     archs = tuple(dict.fromkeys(r.problem.arch for r in records))
     info = {**_table(runs, files), "archs": archs, "pythons": list(pythons), "flavours": list(flavours)}
+    info |= {"routing": facts(trace)} if trace else {}
     data = canonical_json(info)
     size = _write(out, data, blobs)
     return KitFile(out, size, sha256_bytes(data), archs, len(records))
+
+
+def _traced(trace: Recorded, runs: Sequence[Contents]) -> Piece:
+    """The trace as a file of the kit. Raises KitError where no run has a use for it, or one's points do not fit."""
+    told = [contents for contents in runs if ids_in(contents.op)]
+    if not told:
+        raise KitError(unfit(runs[0].op, (), trace))
+    for contents in told:
+        problems = [a.record.problem for c in contents.candidates for a in c.artefacts]
+        if why := unfit(contents.op, [p for p in problems if p.dims in contents.op.served], trace):
+            raise KitError(why)
+    return Piece(TRACE, trace.path.read_bytes())
 
 
 def _sound(contents: Contents) -> list[BuildRecord]:

@@ -30,6 +30,7 @@ from kgen.gates.kit_together import Seat, apart, judge
 from kgen.gates.kit_units import (
     MODEL,
     RUN,
+    TRACE,
     CarriedCandidate,
     Done,
     Ensemble,
@@ -43,6 +44,7 @@ from kgen.gates.kit_units import (
     units,
     wants,
 )
+from kgen.gates.routing import recorded
 from kgen.gates.runner.job import spec
 from kgen.gates.runner.rank import rank
 from kgen.gates.ssh_signatures import SUFFIX, SignatureError
@@ -279,7 +281,10 @@ def main(argv: Sequence[str], root: str, info: dict[str, Any]) -> int:
     args = parse(argv)
     try:
         arch, worst, idle = device_arch(), PASSED, []
-        hosts = [Host(Path(root), *each, arch, talking(lambda line: say(f"  {line}"))) for each in chosen(info, args)]
+        given = info.get("routing")
+        trace = recorded(Path(root) / TRACE, given["sha256"]) if given else None
+        run = talking(lambda line: say(f"  {line}"), trace)
+        hosts = [Host(Path(root), *each, arch, run) for each in chosen(info, args)]
         asked = next((name for name in ("plan", "rank", "counters") if getattr(args, name)), "gates")
         if args.together and asked == "gates":
             together(hosts, args.deadline)

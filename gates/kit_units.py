@@ -14,11 +14,13 @@ from kgen.gates.environment import environment
 from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
 from kgen.gates.gpu.quarantine import NoDevice
 from kgen.gates.kit_results import TOGETHER, UNIT, raw_digest
+from kgen.gates.routing import Recorded, ids_in
 from kgen.records import BuildRecord, Evidence, GateResult, PerfPoint, Status
 from kgen.store.cache import OBJECT_SUFFIX, Blobs
 from kgen.store.runs import utc_now
 
 BINS_A_UNIT = 4
+TRACE = "routing.jsonl"  # of a kit's files: a recorded routing trace
 MODEL = "model"  # of the gates, the one that judges a whole candidate at once
 Say = Callable[[str], None]
 
@@ -173,9 +175,9 @@ def piece(gate: str, whose: str, deadline: float, say: Say, work: Callable[[], D
         return Done(GateResult(GATE_NAMES[gate], Status.ERROR, "kit.error", text, contract=GATE_CONTRACT))
 
 
-def talking(say: Say) -> Mapping[str, Runner]:
-    """The gates; the one that takes minutes says how far it is."""
-    return {**RUN, MODEL: partial(_model, say=say)}
+def talking(say: Say, trace: Recorded | None = None) -> Mapping[str, Runner]:
+    """The gates; the one that takes minutes says how far it is; `trace`: of routing, for ops that take one."""
+    return {**RUN, MODEL: partial(_model, say=say), "perf": partial(_perf, trace=trace)}
 
 
 def _numeric(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
@@ -186,8 +188,9 @@ def _model(op: Op, unit: Unit, cache: Path, deadline: float, say: Say = lambda l
     return Done(modeleval.run(op, unit.artefacts, unit.mutants, cache=cache, deadline=deadline, say=say))
 
 
-def _perf(op: Op, unit: Unit, cache: Path, deadline: float) -> Done:
-    return Done(*perf.run(op, unit.artefacts, cache=cache, champion=unit.champions, deadline=deadline))
+def _perf(op: Op, unit: Unit, cache: Path, deadline: float, trace: Recorded | None = None) -> Done:
+    used = trace if ids_in(op) else None
+    return Done(*perf.run(op, unit.artefacts, cache=cache, champion=unit.champions, deadline=deadline, trace=used))
 
 
 def ensemble(

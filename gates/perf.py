@@ -10,8 +10,9 @@ perf.wrong, .impossible, .no_win, .crash, .timeout (fail); perf.runner (error); 
 The headline is the graph column: a bin stays in the envelope when the 95 % upper bound of candidate / best baseline is
 at most 1.00 (win) or 1.03 (tie) there, at the bin itself, at every padded count that the bin serves, and in every
 scenario of the op (contexts, routings, ...: at SCENARIO_BINS, without the chain, against stock and champion). Scenarios
-whose values do not fit into memory are left out, and the evidence says so. Where an op has more baselines than its
-stock (kgen.ops.baselines), they are timed at every point that they fit.
+whose values do not fit into memory are left out, and the evidence says so. A recorded routing trace is one more
+scenario of an op that is told which experts tokens go to; the evidence says which trace it was. Where an op has more
+baselines than its stock (kgen.ops.baselines), they are timed at every point that they fit.
 Not covered: vLLM's own kernels as baselines, several GPUs.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.contract import DTYPES, Op, Role
-from kgen.gates import timing
+from kgen.gates import routing, timing
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.environment import device_arch, environment
 from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
@@ -57,8 +58,10 @@ def run(
     champion: Sequence[Built] = (),
     deadline: float = DEADLINE_SECONDS,
     next_command: str = "",
+    trace: routing.Recorded | None = None,
 ) -> tuple[GateResult, tuple[PerfPoint, ...], dict[str, Any]]:
-    """The sweep over the artefacts that are served and fit this GPU; `champion`: those of the kernel in place."""
+    """The sweep over the artefacts that are served and fit this GPU; `champion`: those of the kernel in place; `trace`:
+    of routing, timed as a scenario of its own. Raises ValueError (one line) for a trace that does not fit the op."""
     return run_specs(
         op,
         [spec(a) for a in artefacts],
@@ -67,6 +70,7 @@ def run(
         champion=[spec(a) for a in champion],
         deadline=deadline,
         next_command=next_command,
+        trace=trace,
     )
 
 
@@ -82,6 +86,7 @@ def run_specs(
     deadline: float = DEADLINE_SECONDS,
     stall: float = STALL_SECONDS,
     next_command: str = "",
+    trace: routing.Recorded | None = None,
 ) -> tuple[GateResult, tuple[PerfPoint, ...], dict[str, Any]]:
     """As `run`, over load specs. `dims`: those swept (default: the op's served ones)."""
     started = time.monotonic()
@@ -95,21 +100,31 @@ def run_specs(
         return GateResult(GATE, Status.FAIL, "perf.no_win", message, {}, 0.0, GATE_CONTRACT), (), {}
     if (message := next((why for s in chosen if (why := baselines.lacking(s.problem))), "")) != "":
         return GateResult(GATE, Status.SKIP, "perf.no_baseline", message, {}, 0.0, GATE_CONTRACT), (), {}
+    if trace is not None and (why := routing.unfit(op, [s.problem for s in chosen], trace)):
+        raise ValueError(why)
     with leased(device, f"{GATE} of {chosen[0].candidate[:12] or op.name}", deadline + JUDGING_SECONDS):
-        return _timed(op, make_jobs(op, chosen, champion, repetitions), cache, device, deadline, stall, started)
+        jobs = make_jobs(op, chosen, champion, repetitions, trace is not None)
+        return _timed(op, jobs, cache, device, deadline, stall, started, trace)
 
 
 def _timed(
-    op: Op, jobs: Sequence[PointJob], cache: Path, device: str, deadline: float, stall: float, started: float
+    op: Op,
+    jobs: Sequence[PointJob],
+    cache: Path,
+    device: str,
+    deadline: float,
+    stall: float,
+    started: float,
+    trace: routing.Recorded | None,
 ) -> tuple[GateResult, tuple[PerfPoint, ...], dict[str, Any]]:
     """With the device to itself: no other kgen process computes there, and this one's judge does afterwards."""
-    job = make_job(op, jobs, cache, device)
+    job = make_job(op, jobs, cache, device, trace)
     need = sum(_output_bytes(op, j, device, int(job.get("state_bytes", 0))) for j in jobs)
     with running("perf", job, deadline=deadline, stall=stall, need_bytes=need) as outcome:
         after = environment()  # now: the clocks are those of the run
         limits = rates(after.gpu)
         timed_seconds = time.monotonic() - started
-        found = judge_outcome(op, jobs, outcome, device, limits)
+        found = judge_outcome(op, jobs, outcome, device, limits, trace)
         result = _result(outcome, found)
     evidence = {
         **result.evidence,
@@ -121,6 +136,7 @@ def _timed(
         **({"states_judged": found.states} if found.states else {}),
         **({"warm": found.warm} if found.warm else {}),
         **({"left_out": found.left_out} if found.left_out else {}),
+        **({"routing": [routing.facts(trace)]} if trace else {}),
         "seeds": {name_of(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
         "runner": {name: str(value) for name, value in outcome.result.items()},
         "runner_seconds": round(timed_seconds, 2),
@@ -139,24 +155,33 @@ def counts(op: Op, tokens: int, point: Problem | None = None) -> tuple[int, ...]
     return (tokens, *(n for n in padded if point is None or not op.refuses(with_tokens(point, n))))
 
 
-def make_job(op: Op, jobs: Sequence[PointJob], cache: Path, device: str) -> dict[str, Any]:
+def make_job(
+    op: Op, jobs: Sequence[PointJob], cache: Path, device: str, trace: routing.Recorded | None = None
+) -> dict[str, Any]:
     """What the runner process is told."""
     job = {"points": [to_json(j) for j in jobs], "cache": str(cache), "device": device, "compile": device != "cpu"}
+    job |= {"routing": {"path": str(trace.path.resolve()), "sha256": trace.sha256}} if trace else {}
     columns = sum(len(j.repetitions) for j in jobs)
     stateful = any(t.role is Role.STATE for j in jobs for t in op.outputs(j.spec.problem))
     return {**job, "state_bytes": STATE_BYTES // columns} if stateful else job
 
 
 def make_jobs(
-    op: Op, specs: Sequence[LoadSpec], champion: Sequence[LoadSpec], repetitions: Mapping[str, int]
+    op: Op,
+    specs: Sequence[LoadSpec],
+    champion: Sequence[LoadSpec],
+    repetitions: Mapping[str, int],
+    traced: bool = False,
 ) -> list[PointJob]:
-    """Each bin at its full count, then the padded counts it serves, then the scenarios; fresh secret seeds."""
+    """Each bin at its full count, then the padded counts it serves, then the scenarios; fresh secret seeds. `traced`:
+    recorded routing is one of them."""
     champions = {c.problem.key: c for c in champion}
     compiled_at = {*op.pack.quick_bins, op.pack.bins[-1]}  # torch.compile of the whole op is slow: few points
     stock, jobs = (STOCK, COMPILE), []
     for each in specs:
         bin_ = each.problem.tokens
-        scenarios = [f.name for f in op.scenarios] if bin_ in SCENARIO_BINS else []
+        known = [*(f.name for f in op.scenarios), *([routing.RECORDED] if traced else [])]
+        scenarios = known if bin_ in SCENARIO_BINS else []
         points = [*((n, "") for n in counts(op, bin_, each.problem)), *((bin_, name) for name in scenarios)]
         for tokens, scenario in points:
             more = baselines.fitting(each.problem, tokens)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kgen.contract import DTYPES, Op, Role, Values
-from kgen.gates import judge, timing
+from kgen.gates import judge, routing, timing
 from kgen.gates.rates import Rates
 from kgen.gates.rows import rows_of, with_tokens
 from kgen.gates.runner.contestants import CANDIDATE, chain_seed, set_seed, set_values
@@ -57,7 +57,14 @@ def name_of(job: PointJob, column: str = "") -> str:
 
 
 @torch.no_grad()
-def judge_outcome(op: Op, jobs: Sequence[PointJob], outcome: Outcome, device: str, limits: Rates | None) -> Findings:
+def judge_outcome(
+    op: Op,
+    jobs: Sequence[PointJob],
+    outcome: Outcome,
+    device: str,
+    limits: Rates | None,
+    trace: routing.Recorded | None = None,
+) -> Findings:
     found = Findings()
     for record in outcome.records:
         job = jobs[int(record["point"])]
@@ -66,7 +73,8 @@ def judge_outcome(op: Op, jobs: Sequence[PointJob], outcome: Outcome, device: st
             continue
         column, problem, numbers = str(record["column"]), job.spec.problem, range(int(record["sets"]))
         name = name_of(job, column)
-        sets = [set_values(op, problem, job.scenario, job.seed, number, job.tokens, device) for number in numbers]
+        how = job.tokens, device, trace
+        sets = [set_values(op, problem, job.scenario, job.seed, number, *how) for number in numbers]
         rows = _judge_outputs(op, job, record, sets, outcome, device)
         found.wrong += [f"{name}: {text}" for text in record["findings"]]
         found.table.add(rows)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kgen.contract import Op, Role, Values
-from kgen.gates import timing
+from kgen.gates import routing, timing
 from kgen.gates.rows import pad, rows_of
 from kgen.gates.runner import subject
 from kgen.gates.runner.buffers import BufferSet, Workspaces, same_bits
@@ -39,6 +39,7 @@ class Rotation:
     rows: int
     family: str
     touched: int  # bytes that one call on each of the sets reads or writes
+    trace: routing.Recorded | None = None
 
     @property
     def warm(self) -> str:
@@ -61,7 +62,8 @@ class Rotation:
         """Inputs and weights that are never refilled, and are not what was drawn."""
         names = set(self.sets[0].names(Role.IN, Role.WEIGHT)) - set(refilled_names(self.op, self.problem))
         device, numbers = self.sets[0].device, range(len(self.sets))
-        drawn = (set_values(self.op, self.problem, self.family, self.seed, n, self.rows, device) for n in numbers)
+        how = self.rows, device, self.trace
+        drawn = (set_values(self.op, self.problem, self.family, self.seed, n, *how) for n in numbers)
         return self._differing(drawn, sorted(names))
 
     def _differing(self, wanted: Iterable[Values], names: Sequence[str]) -> list[str]:
@@ -81,9 +83,22 @@ def chain_seed(seed: int) -> int:
     return seed + 10_000  # past every set's
 
 
-def set_values(op: Op, problem: Problem, family: str, seed: int, number: int, rows: int, device: str) -> Values:
-    """What set `number` holds first: `rows` tokens that count, padding behind them. `family` "": the op's first."""
-    values = op.inputs(problem, family or op.families[0].name, set_seed(seed, number), device)
+def set_values(
+    op: Op,
+    problem: Problem,
+    family: str,
+    seed: int,
+    number: int,
+    rows: int,
+    device: str,
+    trace: routing.Recorded | None = None,
+) -> Values:
+    """What set `number` holds first: `rows` tokens that count, padding behind them. `family` "": the op's first, and
+    so for routing.RECORDED, with the experts of `trace`."""
+    first, own = op.families[0].name, set_seed(seed, number)
+    values = op.inputs(problem, first if family in ("", routing.RECORDED) else family, own, device)
+    if family == routing.RECORDED and trace is not None:
+        values = routing.with_ids(values, routing.ids_in(op), trace, own)
     pad(op, problem, values, rows)
     return values
 
@@ -96,10 +111,11 @@ def rotation(
     workspaces: Workspaces = (),
     rows: int | None = None,
     family: str = "",
+    trace: routing.Recorded | None = None,
 ) -> Rotation:
     """As many sets as a rotation needs; an op with states gets one set a call, so that each call starts fresh.
 
-    `rows`: the true count of tokens (default: the problem's); `family`: of the values (default: the op's first).
+    `rows`: the true count of tokens (default: the problem's); `family` and `trace`: of the values, see `set_values`.
     """
     count = problem.tokens if rows is None else rows
     keep = refilled_names(op, problem)
@@ -107,7 +123,7 @@ def rotation(
     drawn: list[Values] = []
     moved, wanted = 0, 1
     while len(sets) < wanted:
-        values = set_values(op, problem, family, seed, len(sets), count, device)
+        values = set_values(op, problem, family, seed, len(sets), count, device, trace)
         buffers = BufferSet(op, problem, device, workspaces, values=values)
         moved += (now := min(op.cost_of(problem, values).bytes, buffers.nbytes))
         if not sets:
@@ -116,7 +132,7 @@ def rotation(
         buffers.load(values)
         sets.append(buffers)
         drawn.append({k: v for k, v in values.items() if k in keep or not isinstance(v, torch.Tensor)})
-    return Rotation(op, problem, sets, drawn, seed, count, family, moved)
+    return Rotation(op, problem, sets, drawn, seed, count, family, moved, trace)
 
 
 class Sampler:

@@ -1,6 +1,7 @@
 """Runner side of perf-sweep: times candidate and baselines paired in one process, and keeps every timed output.
 
-A job: {"points": [PointJob], "cache", "device", "compile": bool}. A record a point and column:
+A job: {"points": [PointJob], "cache", "device", "compile": bool}, and "routing": {"path", "sha256"} of the trace that
+points of recorded routing take their experts from. A record a point and column:
 {"point": index, "column", "samples": {side: [µs]}, "outputs": {name: ref}, "sets", "calls", "findings", ...}.
 Kept outputs have shape [repetitions, sets (graph), calls (chained) or 1 (cold), rows, ...]. An op with states adds
 "state_bytes" to the job (bytes kept of one column's states) and "states" to its records: [{"repetition", "call",
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from kgen.contract import Op, Values
-from kgen.gates import timing
+from kgen.gates import routing, timing
 from kgen.gates.runner import subject
 from kgen.gates.runner.contestants import Contestant, Functional, chain_seed, rotation, set_values
 from kgen.gates.runner.job import LoadSpec
@@ -46,7 +47,7 @@ class PointJob:
     other_seed: int
     order_seed: int
     champion: LoadSpec | None = None
-    scenario: str = field(default="", metadata=OPTIONAL)  # of the op's; "": values of its first family
+    scenario: str = field(default="", metadata=OPTIONAL)  # of the op's, or routing.RECORDED; "": its first family
 
 
 def run(job: Mapping[str, Any], out: Out) -> dict[str, Any]:
@@ -55,8 +56,10 @@ def run(job: Mapping[str, Any], out: Out) -> dict[str, Any]:
         _no_silent_fallback()
     clock = timing.Clock(device)
     limited = timing.refuse_persisting_l2(device)
+    given = job.get("routing")
+    trace = routing.recorded(Path(given["path"]), given["sha256"]) if given else None
     for index, value in enumerate(job["points"]):
-        _point(index, from_json(PointJob, value), job, out, clock)
+        _point(index, from_json(PointJob, value), job, out, clock, trace)
     return {"persisting_l2_refused": limited, "l2_bytes": timing.l2_bytes(device)}
 
 
@@ -74,19 +77,26 @@ def _no_silent_fallback() -> None:
 
 
 @torch.no_grad()
-def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock: timing.Clock) -> None:
+def _point(
+    index: int,
+    point: PointJob,
+    job: Mapping[str, Any],
+    out: Out,
+    clock: timing.Clock,
+    trace: routing.Recorded | None,
+) -> None:
     started = time.monotonic()
     device, problem = clock.device, point.spec.problem
     op = REGISTRY.get(problem.op)
     blame = f"{problem.key} at {point.tokens} tokens" + (f" of {point.scenario}" if point.scenario else "")
     out.at(f"prepare {blame}")
-    if point.scenario and (why := _too_large(op, point, device)):
+    if point.scenario and (why := _too_large(op, point, device, trace)):
         out.record({"point": index, "left_out": why})
         return
     cache = Path(job["cache"])
-    turns = rotation(op, problem, point.seed, device, point.spec.workspaces, point.tokens, point.scenario)
+    turns = rotation(op, problem, point.seed, device, point.spec.workspaces, point.tokens, point.scenario, trace)
     loaded = subject.load(point.spec, cache)
-    baselines = _baselines(op, point, cache, device, bool(job["compile"]), out)
+    baselines = _baselines(op, point, cache, device, bool(job["compile"]), out, trace)
     setup = time.monotonic() - started
     for column, repetitions in point.repetitions.items():
         began = time.monotonic()
@@ -118,10 +128,10 @@ def _point(index: int, point: PointJob, job: Mapping[str, Any], out: Out, clock:
         )
 
 
-def _too_large(op: Op, point: PointJob, device: str) -> str:
+def _too_large(op: Op, point: PointJob, device: str, trace: routing.Recorded | None) -> str:
     """Why a scenario cannot be timed here, "" when it can."""
     try:
-        values = set_values(op, point.spec.problem, point.scenario, point.seed, 0, point.tokens, device)
+        values = set_values(op, point.spec.problem, point.scenario, point.seed, 0, point.tokens, device, trace)
     except torch.OutOfMemoryError:
         return "one set of its values does not fit into the GPU's memory"
     size = sum(v.nbytes for v in values.values() if isinstance(v, torch.Tensor))
@@ -130,10 +140,10 @@ def _too_large(op: Op, point: PointJob, device: str) -> str:
 
 
 def _baselines(
-    op: Op, point: PointJob, cache: Path, device: str, compiled: bool, out: Out
+    op: Op, point: PointJob, cache: Path, device: str, compiled: bool, out: Out, trace: routing.Recorded | None
 ) -> list[tuple[str, "Contestant | Functional"]]:
     true_problem = replace(point.spec.problem, tokens=point.tokens)
-    turns = rotation(op, true_problem, point.other_seed, device, family=point.scenario)
+    turns = rotation(op, true_problem, point.other_seed, device, family=point.scenario, trace=trace)
     made: list[tuple[str, Contestant | Functional]] = []
     copies: dict[object, list[Values]] = {}  # by what made them: baselines share them
     for name in point.baselines:
@@ -151,7 +161,7 @@ def _baselines(
             made.append((name, Functional(name, run, turns, copies.get(more.prepare, ()))))
     if point.champion is not None:
         champion, family = point.champion, point.scenario
-        own = rotation(op, champion.problem, point.other_seed, device, champion.workspaces, point.tokens, family)
+        own = rotation(op, champion.problem, point.other_seed, device, champion.workspaces, point.tokens, family, trace)
         loaded = subject.load(point.champion, cache)
         made.append((CHAMPION, Contestant(loaded, own, point.tokens, "", out)))
     return made

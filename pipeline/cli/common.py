@@ -12,6 +12,7 @@ from kgen.cli.boundary import Usage
 
 if TYPE_CHECKING:
     from kgen.contract.op import Op
+    from kgen.gates.routing import Recorded
     from kgen.loop.settings import Settings
     from kgen.store import CandidateFolder, Run, Runs
 
@@ -23,6 +24,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 AxisOption = Annotated[
     list[str] | None,
     typer.Option("--axis", metavar="NAME=VALUE", help="Value of another axis of the op; repeat for several axes."),
+]
+TraceOption = Annotated[
+    str,
+    typer.Option("--routing-trace", metavar="FILE", help="Experts of recorded tokens, where times depend on them."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
@@ -64,6 +69,14 @@ def find_candidate(run: "Run", name: str) -> "CandidateFolder":
     """Raises Usage when the run has no such candidate."""
     with arguments():
         return run.folder(name)
+
+
+def trace_at(path: str) -> "Recorded | None":
+    """None where no trace is given. Raises Usage for what cannot be read as one."""
+    from kgen.gates.routing import recorded
+
+    with arguments():
+        return recorded(Path(path).expanduser().absolute()) if path else None
 
 
 def find_op(name: str) -> "Op":

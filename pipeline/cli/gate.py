@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kgen.cli import boundary, output
-from kgen.cli.common import AxisOption, CacheOption, JsonOption, axes_of, cache_at, checked, find_op, one_of
+from kgen.cli.common import (
+    AxisOption,
+    CacheOption,
+    JsonOption,
+    TraceOption,
+    axes_of,
+    cache_at,
+    checked,
+    find_op,
+    one_of,
+    trace_at,
+)
 from kgen.records import GATES
 
 if TYPE_CHECKING:
     from kgen.contract.op import Op
     from kgen.gates.compile import CompileReport
+    from kgen.gates.routing import Recorded
     from kgen.loop.settings import Settings
     from kgen.records import Candidate, GateResult
 
@@ -36,6 +48,7 @@ def gate(
     device: Annotated[
         str, typer.Option("--device", help="Of unit-numeric: cuda, or ptx (the PTX interpreter, no GPU needed).")
     ] = "cuda",
+    routing_trace: TraceOption = "",
     cache: CacheOption = "",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="Build without a sandbox.")] = False,
     json: JsonOption = False,
@@ -48,6 +61,7 @@ def gate(
     from kgen.loop.matrix import AROUND
     from kgen.loop.settings import Settings
     from kgen.records import Candidate, Origin
+    from kgen.report.judged import routing_of
 
     one_of("GATE", name, GATES)
     one_of("--device", device, ("cuda", PTX))
@@ -66,12 +80,15 @@ def gate(
         unsafe=unsafe,
     )
     settings = checked(asked, found)
+    trace = _trace(name, found, settings, routing_trace)
     candidate = Candidate(found.name, _source(file), Origin("file", {"name": Path(file).name}))
-    result = _run(name, found, settings, candidate, cache_at(cache), device)
+    result = _run(name, found, settings, candidate, cache_at(cache), device, trace)
     if json:
         output.emit({"schema": "kgen.gate/1", "candidate": candidate.id, "result": result})
     else:
-        output.data(f"{candidate.id[:12]}  {result.gate}  {result.status}  {result.code}  ({result.seconds:.1f} s)")
+        how = routing_of(found, [result])
+        line = f"{candidate.id[:12]}  {result.gate}  {result.status}  {result.code}  ({result.seconds:.1f} s)"
+        output.data(f"{line}  {how}" if how and name == GATES[-1] else line)
         output.data(result.message)
     raise typer.Exit(EXIT[result.status.value])
 
@@ -82,6 +99,21 @@ EXIT = {
     "error": boundary.INFRASTRUCTURE,
     "skip": boundary.ENVIRONMENT,
 }
+
+
+def _trace(name: str, op: "Op", settings: "Settings", path: str) -> "Recorded | None":
+    """The trace asked for. Raises Usage where it has no place."""
+    from kgen.gates.routing import unfit
+    from kgen.loop import matrix
+
+    trace = trace_at(path)
+    if trace is None:
+        return None
+    if name != GATES[-1]:
+        raise boundary.Usage(f"--routing-trace is for {GATES[-1]}: {name} times nothing")
+    if why := unfit(op, [p for p in matrix.full(op, settings) if p.dims in op.served], trace):
+        raise boundary.Usage(why)
+    return trace
 
 
 def _source(file: str) -> str:
@@ -102,7 +134,15 @@ def _source(file: str) -> str:
         raise boundary.Usage(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cache: Path, device: str) -> "GateResult":
+def _run(
+    name: str,
+    op: "Op",
+    settings: "Settings",
+    candidate: "Candidate",
+    cache: Path,
+    device: str,
+    trace: "Recorded | None",
+) -> "GateResult":
     from kgen.gates import numeric
     from kgen.gates.builder.pool import Builder
     from kgen.gates.compile import CompileGate
@@ -122,10 +162,17 @@ def _run(name: str, op: "Op", settings: "Settings", candidate: "Candidate", cach
         if name == "full-model-eval":
             problems = matrix.mutants(op, settings)
             mutants = [compiler.run(candidate, [p], defect) for defect in DEFECTS for p in problems]
-    return _on_gpu(name, op, report, mutants, linked_in(cache))
+    return _on_gpu(name, op, report, mutants, linked_in(cache), trace)
 
 
-def _on_gpu(name: str, op: "Op", report: "CompileReport", mutants: "list[CompileReport]", cache: Path) -> "GateResult":
+def _on_gpu(
+    name: str,
+    op: "Op",
+    report: "CompileReport",
+    mutants: "list[CompileReport]",
+    cache: Path,
+    trace: "Recorded | None",
+) -> "GateResult":
     from kgen.gates import modeleval, numeric, perf
 
     command = "on a GPU host run this command again; or kgen propose, kgen kit and kgen ingest"
@@ -134,4 +181,4 @@ def _on_gpu(name: str, op: "Op", report: "CompileReport", mutants: "list[Compile
     if name == "full-model-eval":
         broken = [a for m in mutants for a in m.artefacts]
         return modeleval.run(op, report.artefacts, broken, cache=cache, next_command=command)
-    return perf.run(op, report.artefacts, cache=cache, next_command=command)[0]
+    return perf.run(op, report.artefacts, cache=cache, next_command=command, trace=trace)[0]

@@ -13,12 +13,14 @@ from kgen.cli.common import (
     JsonOption,
     RunsOption,
     SetOption,
+    TraceOption,
     cache_at,
     find_candidate,
     find_op,
     find_run,
     places,
     runs_at,
+    trace_at,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def kit(
     flavour: Annotated[
         list[str] | None, typer.Option("--flavour", metavar="cuNN", help="Only for torch of these CUDA majors.")
     ] = None,
+    routing_trace: TraceOption = "",
     runs: RunsOption = "",
     kernels: SetOption = "",
     cache: CacheOption = "",
@@ -55,23 +58,25 @@ def kit(
 ) -> None:
     """Write one file that runs the GPU gates of runs anywhere: Python, torch, cc and a GPU, no network."""
     from kgen.gates.kit import FLAVOURS, PYTHONS, build
+    from kgen.gates.routing import facts, said
     from kgen.store import set_path
 
     pythons, flavours = _among(python, PYTHONS, "Python"), _among(flavour, FLAVOURS, "CUDA flavour")
 
     found = [find_run(name, runs) for name in run or ["latest"]]
     chosen = _chosen(found, candidate or ())
-    target, place = Path(out).expanduser().absolute(), cache_at(cache)
+    target, place, trace = Path(out).expanduser().absolute(), cache_at(cache), trace_at(routing_trace)
     if not target.parent.is_dir():
         raise boundary.Usage(f"there is no folder {target.parent}")
     carried = [_carried(each, names, set_path(kernels).path, place) for each, names in zip(found, chosen, strict=True)]
-    made = build(carried, target, place, pythons=pythons, flavours=flavours)
+    made = build(carried, target, place, trace=trace, pythons=pythons, flavours=flavours)
     if json:
         output.emit({"schema": "kgen.kit-file/1", **{k: str(v) if k == "path" else v for k, v in vars(made).items()}})
         return
     size, archs = made.bytes / 2**20, ", ".join(made.archs)
     count, start = sum(len(each.candidates) for each in carried), f"python {shlex.quote(made.path.name)}"
-    output.data(f"{made.path}: {count} candidates at {made.problems} points ({archs}), {size:.1f} MiB")
+    how = f", {said([facts(trace)])}" if trace else ""
+    output.data(f"{made.path}: {count} candidates at {made.problems} points ({archs}), {size:.1f} MiB{how}")
     if len(found) == 1:
         output.data(f"on a GPU host:  {start}        writes evidence.json and raw.json.xz")
         output.data("then here:      kgen ingest evidence.json --raw raw.json.xz")

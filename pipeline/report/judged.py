@@ -6,13 +6,15 @@ Each is of an `Entry` and empty where there is nothing to say. Not covered: the 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kgen.contract.op import Op
+from kgen.gates import routing
 from kgen.gates.kit_results import TOGETHER
 from kgen.gates.kit_units import GATE_NAMES
-from kgen.records import GATES, PerfPoint
+from kgen.records import GATES, GateResult, PerfPoint
 from kgen.report.document import Entry
 from kgen.report.plain import Code, Figure, Mark, Table, percent, sci, us
 
-NUMERIC, MODEL = GATE_NAMES["numeric"], GATE_NAMES["model"]
+NUMERIC, MODEL, PERF = GATE_NAMES["numeric"], GATE_NAMES["model"], GATE_NAMES["perf"]
 KEPT = "its result stays with the run; what was built and audited stands below"
 Row = Mapping[str, Any]
 
@@ -28,6 +30,15 @@ def gates(entry: Entry, missing: str = "not run") -> Table:
         mark = Mark(f"{result.status}{' (interpreted)' if result.interpreted else ''}")
         rows.append((gate, mark, Code(result.code), result.message, f"{result.seconds:.1f}"))
     return Table(("gate", "status", "code", "what it found", "s"), tuple(rows), (4,))
+
+
+def routing_of(op: Op | None, results: Iterable[GateResult]) -> str:
+    """Where the experts came from that an op was timed with, "" for an op that has none."""
+    if op is None or not routing.routes(op):
+        return ""
+    named = [r.evidence.get("routing") for r in results if r.gate == PERF]
+    found = [f for each in named if isinstance(each, list) for f in each]
+    return routing.said(f for f in found if isinstance(f, Mapping) and routing.FACTS.issubset(f))
 
 
 def numeric_rows(entry: Entry) -> list[Row]:

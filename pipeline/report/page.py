@@ -144,6 +144,7 @@ def of_promotion(
 ) -> str:
     """The page of a promoted kernel, from the set alone. Raises IntegrityError, StoreError."""
     entry = promoted_entry(kernels, promotion)
+    how = judged.routing_of(op, entry.results)
     labels = list(promotion.labels.values())
     said = f"#{promotion.seq}, promoted {promotion.promoted} for {promotion.arch}: {labels.count('win')} points win,"
     said += f" {labels.count('tie')} tie; evidence {promotion.trust}. {f'Stale: {stale}.' if stale else ''}"
@@ -158,7 +159,7 @@ def of_promotion(
     ]
     page = Page(
         op_name=promotion.op,
-        title=(f"{promotion.op}: ", Code(promotion.candidate[:12])),
+        title=(f"{promotion.op}: ", Code(promotion.candidate[:12]), *([f"; {how}"] if how else [])),
         state="stale" if stale else "promoted",
         paragraph=(said,),
         provenance=pairs(*rows, limit=400),
