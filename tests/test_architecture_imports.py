@@ -4,13 +4,13 @@ Imports are read from the syntax tree, those inside functions included.
 """
 
 import ast
+import functools
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.checkout import imports, modules, parsed
 
 from kgen.gates.kit_modules import LEFT_OUT
@@ -47,8 +47,17 @@ HEAVY = ("torch", "cutlass", "openai", "langgraph")
 MODEL_LAYERS = ("ops", "model")  # only these may name the model
 
 KNOWN = modules()
-TREES = {name: tree for name, _, tree in parsed()}
-GRAPH = {name: imports(name, KNOWN[name], tree, KNOWN) for name, tree in TREES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: found for name, _, found in parsed()}
+
+
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """Module -> the modules that it imports."""
+    return {name: imports(name, KNOWN[name], found, KNOWN) for name, found in trees().items()}
 
 
 def layer(name: str) -> str:
@@ -60,15 +69,17 @@ def test_every_layer_is_in_the_table() -> None:
     assert {layer(n) for n in KNOWN} - {""} == set(ALLOWED)
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN))
-def test_imports_point_down_the_layers(name: str) -> None:
-    used = {layer(m) for m in GRAPH[name] if m.startswith("kgen.")} - {layer(name)}
-    assert used <= ALLOWED.get(layer(name), set()), f"{name} imports {sorted(used - ALLOWED.get(layer(name), set()))}"
+def test_imports_point_down_the_layers() -> None:
+    wrong = []
+    for name in sorted(KNOWN):
+        used = {layer(m) for m in graph()[name] if m.startswith("kgen.")} - {layer(name)}
+        wrong += [f"{name} imports {up}" for up in sorted(used - ALLOWED.get(layer(name), set()))]
+    assert len(KNOWN) > 400 and not wrong
 
 
 def test_no_import_cycles() -> None:
     done: set[str] = set()
-    for start in GRAPH:
+    for start in graph():
         path: list[str] = []
 
         def visit(name: str, path: list[str] = path) -> None:
@@ -76,7 +87,7 @@ def test_no_import_cycles() -> None:
             if name in done:
                 return
             path.append(name)
-            for target in sorted(GRAPH[name] & GRAPH.keys()):
+            for target in sorted(graph()[name] & graph().keys()):
                 visit(target)
             path.pop()
             done.add(name)
@@ -85,7 +96,9 @@ def test_no_import_cycles() -> None:
 
 
 def test_every_import_of_kgen_names_something_that_exists() -> None:
-    unknown = {f"{n}: {m}" for n, targets in GRAPH.items() for m in targets if m.startswith("kgen.") and m not in KNOWN}
+    unknown = {
+        f"{n}: {m}" for n, targets in graph().items() for m in targets if m.startswith("kgen.") and m not in KNOWN
+    }
     assert not unknown
 
 
@@ -125,7 +138,7 @@ def closure(entries: tuple[str, ...]) -> set[str]:
             continue
         reached.add(name)
         parents = [name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)]
-        waiting += [*parents, *GRAPH[name]]
+        waiting += [*parents, *graph()[name]]
     return reached
 
 
@@ -135,7 +148,7 @@ def test_what_a_kit_carries_needs_only_the_standard_library_torch_and_tvm_ffi() 
     foreign = {
         f"{name}: {target}"
         for name in reached
-        for target in GRAPH[name]
+        for target in graph()[name]
         if target.split(".")[0] not in {"kgen", "torch", "tvm_ffi", *sys.stdlib_module_names}
     }
     assert len(reached) > len(runner) and not foreign
@@ -166,7 +179,7 @@ def test_only_the_model_pack_names_the_model() -> None:
 def defined(module: str) -> set[str]:
     """Names that a module's top level binds."""
     found: set[str] = set()
-    for node in TREES[module].body:
+    for node in trees()[module].body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -184,8 +197,8 @@ def test_what_strings_name_exists() -> None:
     # the runner's table of jobs, children's entry points, exceptions known by name: a rename would break them silently
     named = {
         (name, node.value)
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
+        for name, found in trees().items()
+        for node in ast.walk(found)
         if isinstance(node, ast.Constant) and re.fullmatch(r"kgen(\.\w+)+(:\w+)?", str(node.value))
     }
     assert len(named) > 5 and not {(n, text) for n, text in named if not names_something(str(text))}

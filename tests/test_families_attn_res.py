@@ -20,6 +20,7 @@ KNOWN = FAMILY.known
 AXES = [dict(zip(OP.axes, values, strict=True)) for values in itertools.product(*OP.axes.values())]
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_the_final_variant_with_a_copy_is_right_in_the_interpreter(tmp_path: Path) -> None:
     axes = {"variant": "final", "aux": "yes"}
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 1, "sm_90a", axes)], tmp_path)

@@ -42,6 +42,7 @@ def cases() -> list[tuple[str, int, str]]:
     return [(d, t, q) for d, t, q in found if t % int(q) == 0]  # whole requests
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_one_token_is_right_in_the_interpreter(tmp_path: Path) -> None:
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 1, "sm_90a")], tmp_path)
     assert result.passed and result.code == "numeric.ptx_pass", result.message

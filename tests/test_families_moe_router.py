@@ -31,6 +31,7 @@ def test_every_point_covers_all_experts_and_all_of_k_once() -> None:
             assert sizes["experts"] // mine * splits <= ctas
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_two_tokens_are_right_in_the_interpreter(tmp_path: Path) -> None:
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 2, "sm_90a")], tmp_path)
     assert result.passed and result.code == "numeric.ptx_pass", result.message

@@ -33,7 +33,7 @@ SOURCES = [
     GOOD,
     GOOD.replace(*FAULTS["leaves a token out"][:2]),
     FORBIDDEN,
-    fails_at(2),
+    fails_at(1),
     GOOD + "\n# another\n",
 ]
 
@@ -57,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def judged(folder: Path, executor: Executor) -> tuple[Run, Mapping[str, list[tuple[str, str]]]]:
     """A run over SOURCES, and the (status, code) of every gate by candidate."""
-    settings = Settings(OP.name, "list", candidates=9, archs=("sm_90a",), dims=("nano",), bins=(2,), finalists=9)
+    settings = Settings(OP.name, "list", candidates=9, archs=("sm_90a",), dims=("nano",), bins=(1,), finalists=9)
     run = begin(Runs(folder / "runs"), OP, settings.checked(OP), "kgen propose")
     work_on(run, OP, settings.checked(OP), ListProposer(SOURCES), folder / "cache", executor=executor)
     verdicts = {f.path.name: f.verdict() for f in run.folders()}

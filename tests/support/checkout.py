@@ -1,8 +1,8 @@
 """The source tree that the tests run from, without what builds, runs and tools leave in it."""
 
 import ast
+import functools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,10 +32,15 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def parsed() -> Iterator[tuple[str, Path, ast.Module]]:
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """Syntax tree of a file, read once a process: by the first test that looks, not when tests are collected."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def parsed() -> list[tuple[str, Path, ast.Module]]:
     """(dotted name, path, syntax tree) of every module."""
-    for name, path in modules().items():
-        yield name, path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return [(name, path, tree(path)) for name, path in modules().items()]
 
 
 def imports(name: str, path: Path, tree: ast.Module, known: dict[str, Path]) -> set[str]:
