@@ -38,9 +38,9 @@ HOSTS = {  # of URLs that may be committed
     "in-toto.io",  # the name of the statement type
 }
 RESERVED = (".invalid", ".test", ".example")  # names that no machine has
-HOME = re.compile(r"(?<![\w.$}~-])/(?:root|home|work|opt|Users)/[\w.-]+")
+HOME = re.compile(r"/(?<![\w.$}~-]/)(?:root|home|work|opt|Users)/[\w.-]+")
 URL = re.compile(r"https?://(?:[^\s/@\"']*@)?([\w.-]+\.[a-z]+|\d+(?:\.\d+){3}|localhost)", re.IGNORECASE)
-DOTTED = re.compile(r"\b[\w-]+\.pythonhosted\b|\b(?:test\.)?pypi\.org\b", re.IGNORECASE)
+DOTTED = re.compile(r"(?<=[\w-])\.pythonhosted\b|\b(?:test\.)?pypi\.org\b", re.IGNORECASE)
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
@@ -124,10 +124,10 @@ def test_nothing_is_left_for_later() -> None:
 def test_no_committed_file_names_a_machine_or_a_host_of_its_own() -> None:
     hits = []
     for path in tracked():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            strange = [h for h in URL.findall(line) if h not in HOSTS and not h.endswith(RESERVED)]
-            where = f"{path.relative_to(ROOT)}:{number}"
-            hits += [f"{where}: {word}" for word in (*strange, *HOME.findall(line), *DOTTED.findall(line))]
+        text = path.read_text(encoding="utf-8")
+        strange = [h for h in URL.finditer(text) if h[1] not in HOSTS and not h[1].endswith(RESERVED)]
+        for hit in (*strange, *HOME.finditer(text), *DOTTED.finditer(text)):
+            hits.append(f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, hit.start()) + 1}: {hit[0]}")
     assert not hits
 
 
