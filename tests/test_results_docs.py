@@ -13,7 +13,7 @@ from typing import Any
 import kernel_pages
 import pytest
 from support.checkout import ROOT
-from support.committed import SET, evidence, headline, promoted, serving
+from support.committed import SET, evidence, headline, manifest_of, promoted, serving
 from support.kernel_tables import bins_table, plain_table, ranked_table, summary_table
 from support.sets import CONTRACT, KEY, LEFT, TIE, WIN, fill, make_case
 
@@ -71,11 +71,11 @@ def test_what_is_written_by_hand_has_no_measured_figure_and_no_broken_link(path:
 
 @pytest.mark.parametrize("op", promoted())
 def test_each_point_of_a_promoted_kernel_is_in_its_page_and_among_the_commands(op: str) -> None:
-    page = (ROOT / "docs" / "kernels" / f"{op}.md").read_text(encoding="utf-8")
+    page, champions = (ROOT / "docs" / "kernels" / f"{op}.md").read_text(encoding="utf-8"), manifest_of(SET).champions
     for promotion in serving(op):
         plain = json.loads((SET / promotion.evidence).read_text(encoding="utf-8"))["evidence"]
         text = section(op, promotion.candidate, promotion.arch)
-        points = [p for p in plain["points"] if p["column"] == "graph" and p["problem"] in promotion.objects]
+        points = [p for p in plain["points"] if p["column"] == "graph" and champions.get(p["problem"]) == promotion.seq]
         assert points
         for p in points:
             figures = _figures(p)
