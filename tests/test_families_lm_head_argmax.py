@@ -46,6 +46,7 @@ def test_within_the_limits_the_queue_of_every_cta_of_an_sm_fits_it() -> None:
     assert len(kept) > 60
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_one_token_is_right_in_the_interpreter(tmp_path: Path) -> None:
     """All families of the contract: ties, NaN and infinities among them."""
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 1, "sm_90a", YES)], tmp_path)

@@ -36,6 +36,7 @@ def test_within_the_limits_weights_and_sums_fit_registers() -> None:
     assert SPACE.complaints({**BASE, "vector": 8, "groups": 2, "warps": 2, "ksplit": 1})
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_two_tokens_are_right_in_the_interpreter(tmp_path: Path) -> None:
     """All families of the contract: empty shards, and logarithms beyond what float32 can raise, among them."""
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 2, "sm_90a")], tmp_path)

@@ -37,6 +37,7 @@ def test_within_the_limits_q_b_fits_registers_and_sums_of_warps_fit_shared_memor
     assert kept >= 6
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_one_token_is_right_in_the_interpreter(tmp_path: Path) -> None:
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 1, "sm_90a", {"cache": "e4m3"})], tmp_path)
     assert result.passed and result.code == "numeric.ptx_pass", result.message

@@ -34,6 +34,7 @@ def test_within_the_limits_k_goes_over_ctas_and_warps_and_the_queue_fits() -> No
     assert len(kept) > 150
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_one_token_is_right_in_the_interpreter(tmp_path: Path) -> None:
     """All families of the contract: sums that only the order of ranks gets right among them."""
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 1, "sm_90a")], tmp_path)

@@ -38,6 +38,7 @@ def test_within_the_limits_the_queues_of_an_sm_fit_it() -> None:
     assert SPACE.complaints({**BASE, "warps_r": 2, "warps_k": 12}), "24 warps"
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_one_token_is_right_in_the_interpreter(tmp_path: Path) -> None:
     """All families of the contract: every depth of blocks, and an own slot full of infinities, among them."""
     result = interpreted(OP, KNOWN[0], [OP.problem("nano", 1, "sm_90a", FIRST)], tmp_path)

@@ -10,7 +10,10 @@ from kgen.proposers.families import FAMILIES, render
 from kgen.records import Candidate, Origin
 
 RECORD = Path(__file__).parents[1] / "benchmarks/families.json"
-OPS = ("attn_res", "kda_core", "mla_decode", "mla_kv_append", "moe_router")
+OPS = (
+    *("attn_res", "kda_core", "lm_head_argmax", "mla_dcp_merge", "mla_decode", "mla_kv_append", "mla_q", "moe_router"),
+    *("moe_tail", "oproj_allreduce_residual"),
+)
 
 
 def lines(op: str) -> list[dict[str, Any]]:
