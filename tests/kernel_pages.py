@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bounding import page
 from support import kernel_tables as tables
 from support.checkout import ROOT
 from support.committed import SET, Timed, evidence, promoted, serving, timed
@@ -210,6 +211,11 @@ def ranked_region(root: Path, op: str) -> str:
     return "".join(made)
 
 
+def bounds_region(root: Path, op: str) -> str:
+    """What kernels of the op take with one stage left out, where that was measured."""
+    return page.region(op)
+
+
 def index_region(root: Path) -> str:
     rows = []
     for op in sorted(REGISTRY.ops):
@@ -227,6 +233,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "status": status_region,
     "points": points_region,
     "ranked": ranked_region,
+    "bounds": bounds_region,
     "index": index_region,
 }
 
