@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help propose test deep mutation fuzz bench-agent exploits-gpu runner-faults-gpu ptx-truth-gpu lint wheel clean
+.PHONY: help propose collect test deep mutation fuzz bench-agent exploits-gpu runner-faults-gpu ptx-truth-gpu lint wheel clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -52,9 +52,14 @@ propose: $(VENV)/.run
 $(VENV)/nosync.so: tests/support/nosync.c $(VENV)/.dev
 	@$${CC:-cc} -shared -fPIC -O1 $< -o $@
 
-# `pytest`, not `python -m pytest`: the latter puts the checkout on sys.path, where `import gates` would work
+# What a test process compiles on its way to the first test, for the next one to find
+collect: $(VENV)/.dev
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq >/dev/null || true
+
+# `pytest`, not `python -m pytest`: the latter puts the checkout on sys.path, where `import gates` would work. Byte code
+# is kept whatever the environment says: hundreds of processes start here.
 test: $(VENV)/nosync.so
-	@LD_PRELOAD=$(abspath $(VENV)/nosync.so) $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= LD_PRELOAD=$(abspath $(VENV)/nosync.so) $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 deep: $(VENV)/.dev
 	@$(BIN)/pytest -m deep $(PYTEST_ARGS)
