@@ -29,6 +29,8 @@ from kgen.gates.layer.points import (
 )
 from kgen.gates.layer.prefetch import SCHEDULES, schedules
 from kgen.gates.layer.run import Ended, run
+from kgen.gates.layer.traced import unfit, words
+from kgen.gates.routing import recorded
 from kgen.records import RecordError
 from kgen.store.errors import IntegrityError, StoreError
 
@@ -44,6 +46,9 @@ def main(argv: Sequence[str]) -> int:
     arch = device_arch() if args.device != "cpu" else ""
     try:
         chosen = points(_words(args.setting), _words(args.layer), _numbers(args.tokens), _numbers(args.context))
+        trace = recorded(args.routing_trace) if args.routing_trace else None
+        if trace and (why := unfit(trace, _words(args.setting), _numbers(args.tokens))):
+            raise ValueError(why)
         jobs = [
             Job(
                 p,
@@ -52,14 +57,15 @@ def main(argv: Sequence[str]) -> int:
                 args.set,
                 args.repetitions,
                 args.seed,
-                args.routing,
+                words(trace) if trace else args.routing,
                 not args.no_compile,
                 args.each,
                 prefetch=schedules(_words(args.prefetch)),
+                trace=trace.sha256 if trace else "",
             )
             for p in chosen
         ]
-        ended = run(jobs, args.out, args.seconds, _say)
+        ended = run(jobs, args.out, args.seconds, _say, args.routing_trace)
     except (ValueError, RecordError) as error:
         return _complain(str(error), USAGE)
     except IntegrityError as error:
@@ -89,6 +95,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--routing", choices=(EVEN, SKEWED), default=EVEN)
+    parser.add_argument("--routing-trace", type=Path, help="rows go to the experts of recorded tokens")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument(
         "--prefetch", default="", help=f"of {', '.join(SCHEDULES)}: the chain's, then others to compare"

@@ -1,6 +1,6 @@
 """One point at work: its sets, its sides, and what of a job can be done on this machine.
 
-bench = new_bench(job, registry)         draws the sets that a rotation needs
+bench = new_bench(job, registry, trace)  draws the sets that a rotation needs; with a trace, rows go where it says
 bench.job, bench.left_out = able(bench)  the job without what cannot be done here, and why it cannot
 build(bench, columns)                    seats of each side in each set
 """
@@ -17,6 +17,8 @@ from kgen.gates.layer.columns import COMPILED, PREFETCH, UNFUSED, Column, Compil
 from kgen.gates.layer.draw import Drawn, draw
 from kgen.gates.layer.points import Job
 from kgen.gates.layer.prefetch import NONE, SCHEDULES, Ahead, Piece, Puller, Unavailable, pieces
+from kgen.gates.layer.traced import Noting, follow
+from kgen.gates.routing import Recorded
 from kgen.model.bind import Binder, StockBinder
 from kgen.records import one_line
 
@@ -52,17 +54,23 @@ class Bench:
             self.puller(some)
 
 
-def new_bench(job: Job, registry: Registry) -> Bench:
-    """The sets; how many is known when the first one's step has been counted."""
+def new_bench(job: Job, registry: Registry, trace: Recorded | None = None) -> Bench:
+    """The sets; how many is known when the first one's step has been counted. Raises Refused."""
     first = draw(job, registry, 0)
     timing.refuse_persisting_l2(job.device)
     lane = Lanes(cuda.Stream() if job.device != "cpu" else None)
     bench = Bench(job, registry, [first], {}, timing.Clock(job.device), lane)
-    (probe,) = build(bench, [Column(UNFUSED, StockBinder, False)])
+    (probe,) = build(bench, [Column(UNFUSED, lambda: Noting(StockBinder()), False)])
+    if trace is not None:
+        follow(probe, first, trace.ids(job.point.tokens, job.seed), 1)
     check.step(probe, first)
     touched = sum(h.bytes for h in probe.tap.heard)
     count = timing.sets_needed(touched, timing.l2_bytes(job.device), first.nbytes)
     bench.sets += [draw(job, registry, number) for number in range(1, count)]
+    if trace is not None:
+        for number, each in enumerate(build(bench, [Column(UNFUSED, lambda: Noting(StockBinder()), False)])):
+            ids = trace.ids(job.point.tokens, job.seed + number)
+            follow(each, bench.sets[number], ids, bench.calls // count)
     bench.sides.clear()
     return bench
 

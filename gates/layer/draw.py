@@ -1,7 +1,7 @@
 """What a layer is measured on: its weights, states and rows, drawn from a seed. One `Drawn` is one set of a rotation.
 
-Weights are those of `kgen.model.decoder.draw` without outlier channels, of this rank's shard. Even routing leaves the
-router's bias out: independent rows then choose independent experts. States are drawn, not warmed: what they hold moves
+Weights are those of `kgen.model.decoder.draw` without outlier channels, of this rank's shard. Without skew the router's
+bias is left out: independent rows then choose independent experts. States are drawn, not warmed: what they hold moves
 no clock. Not covered: caches of 8 bits.
 """
 
@@ -13,7 +13,7 @@ import torch
 from kgen.contract.families import generator
 from kgen.contract.op import Registry
 from kgen.gates.layer.chain import Gathered, Placed
-from kgen.gates.layer.points import EVEN, Job, layer_of, model_of
+from kgen.gates.layer.points import SKEWED, Job, layer_of, model_of
 from kgen.model.decoder.config import Config, sizes
 from kgen.model.decoder.draw import maker_of
 from kgen.model.decoder.residual import Residual
@@ -74,7 +74,7 @@ def draw(job: Job, registry: Registry, number: int) -> Drawn:
     """Set `number` of a job. Raises ValueError (one line) for a point that does not exist."""
     point, config = job.point, model_of(job.point.setting)
     layer, gen = layer_of(config, point.kind), generator(job.seed + number, job.device)
-    weights = _weights(config, layer, registry, gen, job.routing == EVEN)
+    weights = _weights(config, layer, registry, gen, job.routing != SKEWED)
     state = _state(config, layer, registry, job, gen)
     hidden, slots = (sizes(registry.get("attn_res"), config.dims)[n] for n in ("hidden", "slots"))
     rows = (point.tokens, hidden)

@@ -18,6 +18,7 @@ from kgen.gates.layer.columns import (
 )
 from kgen.gates.layer.points import ANY_CONTEXT, Point
 from kgen.gates.layer.record import LayerRecord, Measured, Side
+from kgen.gates.routing import SYNTHETIC
 from kgen.model.decoder.swap import PROMOTED
 from kgen.records import one_line
 
@@ -30,7 +31,7 @@ BARS = 60  # characters of a timeline
 def markdown(record: LayerRecord, stock: Stock | None = None, pictures: Mapping[str, str] | None = None) -> str:
     """`stock`: figures of another engine in one of the settings, shown beside the points that they fit. `pictures`:
     point -> file beside the page."""
-    lines = ["# Decode layers", "", *_head(record, stock)]
+    lines = [f"# Decode layers: {_routings(record)}", "", *_head(record, stock)]
     for setting, kind in dict.fromkeys((m.job.point.setting, m.job.point.kind) for m in record.points):
         chosen = [m for m in record.points if (m.job.point.setting, m.job.point.kind) == (setting, kind)]
         chosen.sort(key=lambda m: (m.job.point.context, m.job.point.tokens))
@@ -41,6 +42,13 @@ def markdown(record: LayerRecord, stock: Stock | None = None, pictures: Mapping[
     if record.refused:
         lines += ["", "## Not timed", "", *(f"- `{key}`: {why}" for key, why in sorted(record.refused.items()))]
     return "\n".join(lines) + "\n"
+
+
+def _routings(record: LayerRecord) -> str:
+    """What all points have: synthetic routing, the traces that some were measured with, or both."""
+    jobs = [m.job for m in record.points]
+    drawn = [SYNTHETIC] if not jobs or any(not j.trace for j in jobs) else []
+    return ", ".join([*drawn, *dict.fromkeys(f"routing {j.routing}" for j in jobs if j.trace)])
 
 
 def _head(record: LayerRecord, stock: Stock | None) -> list[str]:

@@ -40,6 +40,7 @@ from kgen.gates.layer.points import Job
 from kgen.gates.layer.profile import kernels
 from kgen.gates.layer.record import Kernel, Measured, Part, Side, Switch
 from kgen.gates.rates import rates
+from kgen.gates.routing import Recorded
 from kgen.gates.statistics import median, ratio_interval
 from kgen.model.decoder.swap import STOCK, Seated
 
@@ -52,15 +53,21 @@ AHEAD_CYCLES = (
 Say = Callable[[str], None]
 
 
-def measure(job: Job, registry: Registry, say: Say = lambda line: None, chosen: Sequence[Column] = ()) -> Measured:
+def measure(
+    job: Job,
+    registry: Registry,
+    say: Say = lambda line: None,
+    chosen: Sequence[Column] = (),
+    trace: Recorded | None = None,
+) -> Measured:
     """Raises Refused for a side that is not right, ValueError (one line) for a point that does not exist.
 
-    `chosen`: other columns than the job's, the first of them unfused.
+    `chosen`: other columns than the job's, the first of them unfused. `trace`: of routing, where the job names one.
     """
     started = time.monotonic()
     job = replace(job, arch=job.arch or device_arch())
     with torch.no_grad():
-        bench = new_bench(job, registry)
+        bench = new_bench(job, registry, trace)
         bench.job, left_out = able(bench)
         build(bench, chosen or columns(bench.job, registry))
         if job.each and not chosen:

@@ -1,4 +1,7 @@
-"""Entry of a process that measures one point: `main([JOB.json, RESULT.json])`; started by kgen.gates.layer.run."""
+"""Entry of a process that measures one point: `main([JOB.json, RESULT.json, TRACE])`; started by kgen.gates.layer.run.
+
+TRACE, a recorded routing trace, is there where the job names one.
+"""
 
 import json
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ import torch
 from kgen.gates.layer.check import Refused
 from kgen.gates.layer.measure import measure
 from kgen.gates.layer.points import Job
+from kgen.gates.routing import recorded
 from kgen.ops import REGISTRY
 from kgen.records import from_json, to_json
 
@@ -18,8 +22,9 @@ def main(argv: Sequence[str]) -> int:
     job, result = from_json(Job, json.loads(Path(argv[0]).read_bytes())), Path(argv[1])
     if job.device == "cpu":
         torch.set_num_threads(1)  # a stand-in run: leave the other cores to their owners
+    trace = recorded(Path(argv[2]), job.trace) if job.trace else None
     try:
-        found = {"measured": to_json(measure(job, REGISTRY))}
+        found = {"measured": to_json(measure(job, REGISTRY, trace=trace))}
     except Refused as reason:
         found = {"refused": str(reason)}
     result.write_text(json.dumps(found))

@@ -6,11 +6,12 @@ attention. Recurrent attention does not depend on the context: its points have c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kgen.model.decoder.config import CONFIGS, KDA, MLA, MOE, Config
 from kgen.ops import PACK
+from kgen.records.codec import OPTIONAL
 
 KINDS = (KDA, MLA)
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -40,7 +41,7 @@ class Job:
 
     `compiled`: also with torch.compile, where it works. `each`: also without each promoted op in turn. `state`: of the
     set's manifest, so that another promotion is another job. `prefetch`: schedules of weights pulled into L2, the
-    chain's own first.
+    chain's own first. `trace`: sha256 of a recorded routing trace, whose words are then in `routing`.
     """
 
     SCHEMA: ClassVar[str] = "kgen.layer-job/2"
@@ -55,6 +56,7 @@ class Job:
     each: bool = False
     state: str = ""
     prefetch: tuple[str, ...] = ()
+    trace: str = field(default="", metadata=OPTIONAL)
 
 
 def settings() -> dict[str, Config]:

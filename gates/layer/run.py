@@ -1,6 +1,6 @@
 """Points one after the other, each in a fresh process, into a record that is taken up where it was left.
 
-    run(jobs, out, seconds, say) -> Ended         what was refused or broke off is in the record, with its reason
+    run(jobs, out, seconds, say, trace) -> Ended  what was refused or broke off is in the record, with its reason
 
 A point that is in the record with the very same job is not measured again. The GPU is held while a point is measured.
 """
@@ -39,8 +39,9 @@ class Ended:
     broken: tuple[str, ...]
 
 
-def run(jobs: Sequence[Job], out: Path, seconds: float, say: Say) -> Ended:
-    """Measure what is not in `out` yet; no new point is begun after `seconds`.
+def run(jobs: Sequence[Job], out: Path, seconds: float, say: Say, trace: Path | None = None) -> Ended:
+    """Measure what is not in `out` yet; no new point is begun after `seconds`. `trace`: the file that jobs name by
+    its hash.
 
     Raises what `leased` does, and IntegrityError for a damaged kernel set.
     """
@@ -57,7 +58,7 @@ def run(jobs: Sequence[Job], out: Path, seconds: float, say: Say) -> Ended:
             left.append(job.point.key)
             continue
         say(f"{where} ...")
-        found = _one(job)
+        found = _one(job, trace)
         if isinstance(found, Measured):
             record = record.with_point(found)
             say(f"{where}: {summary(found)}")
@@ -83,7 +84,7 @@ def summary(found: Measured) -> str:
     return f"{times} us{floor} ({found.seconds:.0f} s)"
 
 
-def _one(job: Job) -> Measured | tuple[str, bool]:
+def _one(job: Job, trace: Path | None) -> Measured | tuple[str, bool]:
     """The point; or why there is none, and whether that is a finding of its own, not an accident."""
     with (
         leased(job.device, f"layer {job.point.key}", POINT_SECONDS + GRACE_SECONDS) as held,
@@ -91,7 +92,8 @@ def _one(job: Job) -> Measured | tuple[str, bool]:
     ):
         ask, answer, log = (Path(folder) / name for name in ("job.json", "result.json", "log"))
         ask.write_text(json.dumps(to_json(job)))
-        code = _process(command(CHILD, str(ask), str(answer)), log, held)
+        given = [str(trace.absolute())] if trace else []
+        code = _process(command(CHILD, str(ask), str(answer), *given), log, held)
         if not answer.exists():
             words = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             return one_line(f"its process ended with {code}: {words[-1] if words else 'no word'}"), False

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kgen.cli import boundary, output
-from kgen.cli.common import JsonOption, QuietOption, SetOption, arguments
+from kgen.cli.common import JsonOption, QuietOption, SetOption, TraceOption, arguments, trace_at
 
 if TYPE_CHECKING:
     from kgen.gates.layer.points import Job
+    from kgen.gates.routing import Recorded
 
 STOCK = Path("benchmarks") / "stock_vllm_h200.json"  # of a checkout
 
@@ -35,6 +36,7 @@ def bench_layer(
     routing: Annotated[
         str, typer.Option("--routing", help="even, or skewed as the drawn model's bias has it.")
     ] = "even",
+    routing_trace: TraceOption = "",
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also with torch.compile.")] = True,
     prefetch: Annotated[
         list[str] | None,
@@ -58,15 +60,28 @@ def bench_layer(
     from kgen.gates.layer.run import Ended, run
 
     figures = _figures(stock)
+    trace = trace_at(routing_trace)
     if show:
         if not out.exists():
             raise boundary.Usage(f"there is no record {out}")
         ended = Ended(records.read(out), (), ())
     else:
         jobs = _jobs(
-            setting, layer, tokens, context, repetitions, seed, routing, compiled, each, device, kernels, prefetch
+            setting,
+            layer,
+            tokens,
+            context,
+            repetitions,
+            seed,
+            routing,
+            compiled,
+            each,
+            device,
+            kernels,
+            prefetch,
+            trace,
         )
-        ended = run(jobs, out, seconds, (lambda line: None) if quiet else output.say)
+        ended = run(jobs, out, seconds, (lambda line: None) if quiet else output.say, trace.path if trace else None)
     place = out.with_suffix(".md")
     page = markdown(ended.record, figures, picture.write(ended.record, place))
     place.write_text(page, encoding="utf-8")
@@ -95,6 +110,7 @@ def _jobs(
     device: str,
     kernels: str,
     prefetch: list[str] | None,
+    trace: "Recorded | None",
 ) -> "list[Job]":
     """Raises Usage, and Missing without a GPU."""
     import torch
@@ -103,6 +119,7 @@ def _jobs(
     from kgen.gates.environment import device_arch
     from kgen.gates.layer.points import CONTEXTS, EVEN, KINDS, SKEWED, TOKENS, Job, default_settings, points
     from kgen.gates.layer.prefetch import schedules
+    from kgen.gates.layer.traced import unfit, words
     from kgen.store.paths import set_path
 
     one_of("--device", device, ("cuda", "cpu"))
@@ -110,11 +127,17 @@ def _jobs(
     with arguments():
         chosen = points(setting or default_settings(device), layer or KINDS, tokens or TOKENS, context or CONTEXTS)
         pulled = schedules(prefetch or ())
+        if trace and (why := unfit(trace, [p.setting for p in chosen], [p.tokens for p in chosen])):
+            raise ValueError(why)
     if device == "cuda" and not torch.cuda.is_available():
         raise boundary.Missing("no CUDA GPU here: run it on a GPU host, or --device cpu for a trial on the small model")
     where = str(set_path(kernels).path) if kernels else ""
     arch = device_arch() if device == "cuda" else ""
-    return [Job(p, device, arch, where, repetitions, seed, routing, compiled, each, prefetch=pulled) for p in chosen]
+    how, sha256 = (words(trace), trace.sha256) if trace else (routing, "")
+    return [
+        Job(p, device, arch, where, repetitions, seed, how, compiled, each, prefetch=pulled, trace=sha256)
+        for p in chosen
+    ]
 
 
 def _figures(stock: Path | None) -> dict[str, Any] | None:
