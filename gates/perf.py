@@ -136,6 +136,7 @@ def _timed(
         **({"states_judged": found.states} if found.states else {}),
         **({"warm": found.warm} if found.warm else {}),
         **({"left_out": found.left_out} if found.left_out else {}),
+        **({"uncompiled": found.uncompiled} if found.uncompiled else {}),
         **({"routing": [routing.facts(trace)]} if trace else {}),
         "seeds": {name_of(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
         "runner": {name: str(value) for name, value in outcome.result.items()},
@@ -236,4 +237,7 @@ def _result(outcome: Outcome, found: Findings) -> GateResult:
     if outcome.status == "error":
         return made(Status.ERROR, "runner", outcome.message)
     said = f"{wins} bins win, {ties} tie, {left} leave the envelope (graph column, best baseline)"
+    if found.uncompiled:
+        many = len(found.uncompiled)
+        said += f"; torch could not compile {many} baseline{'s' if many > 1 else ''} (see uncompiled)"
     return made(Status.PASS, "pass", said) if wins else made(Status.FAIL, "no_win", said)

@@ -50,6 +50,9 @@ class Findings:
     warm: dict[str, str] = field(
         default_factory=dict
     )  # by point and column: what a rotation touches, if L2 may hold it
+    uncompiled: dict[str, str] = field(
+        default_factory=dict
+    )  # by point: baselines that torch could not compile, and why
 
 
 def name_of(job: PointJob, column: str = "") -> str:
@@ -88,6 +91,8 @@ def judge_outcome(
         _note_states(op, job, record, found)
         if "warm" in record:
             found.raw[name]["warm"] = found.warm[name] = record["warm"]
+        for baseline, why in record.get("uncompiled", {}).items():
+            found.uncompiled[f"{name_of(job)}/{baseline}"] = str(why)
     return found
 
 

@@ -1,7 +1,9 @@
 """Exercises as a runner performs them: what is kept is what the sequences were, at every verify width."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from support.decoders import relative
 from support.modeleval import ARCH
@@ -68,3 +70,19 @@ def test_answers_behind_a_prefill_are_those_behind_single_steps() -> None:
         tokens, _ = perform.continued(alone, torch.tensor([[token] for token in prompt]), 3)
         assert said == tokens[:, 0].tolist()
     assert batch.steps == 5 - 2 + 3 - 1, "two tokens of each were read by the prefill"
+
+
+@pytest.mark.parametrize("q", [1, 4])
+def test_a_replay_behind_the_last_step_reads_no_position_that_the_block_table_lacks(q: int) -> None:
+    """A profiler's replays do not advance: each is a step more than the exercise takes."""
+    page = stage().prepare(FREED, EAGER, 8).session.state.page
+    session = stage().prepare(FREED, EAGER, page, q=q).session
+    session.skip(page)
+    session.make_room(q)
+    assert int(session.state.request_lengths().max()) == page + q <= session.state.capacity
+    session.skip(q)
+    replayed: list[int] = []
+    session._graph = SimpleNamespace(replay=lambda: replayed.append(1))  # type: ignore[assignment]  # a capture needs a GPU
+    with pytest.raises(ValueError, match=f"the context of {page + q} positions is full"):
+        session.replay(1)
+    assert replayed == []

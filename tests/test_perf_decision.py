@@ -1,5 +1,6 @@
 """What timed samples become, by hand: a point's numbers, the fastest that is believed, what names the result."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from kgen.gates import perf, perf_judge, timing
 from kgen.gates.perf_judge import Findings, Moved
 from kgen.gates.rates import Rates
 from kgen.gates.runner import perf as job_side
-from kgen.gates.runner.contestants import set_seed
+from kgen.gates.runner.contestants import Functional, rotation, set_seed
 from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.out import Out
@@ -243,6 +244,58 @@ def test_a_point_that_did_not_fit_is_left_out_and_nothing_else(swept: tuple[list
     found = judged(swept, left_out="too large")
     assert found.left_out == {perf_judge.name_of(swept[0][0]): "too large"}
     assert len(found.points) == len(swept[1].records) - 1 == len(found.raw)
+
+
+def test_baselines_that_torch_could_not_compile_are_named_in_findings_and_in_the_message(
+    swept: tuple[list[PointJob], Outcome],
+) -> None:
+    found = judged(swept, uncompiled={"compile": "no code"})
+    assert found.uncompiled == {f"{perf_judge.name_of(swept[0][0])}/compile": "no code"}
+    assert perf._result(swept[1], found).message.endswith("; torch could not compile 1 baseline (see uncompiled)")
+    assert "compile" not in perf._result(swept[1], judged(swept)).message
+
+
+def broken(graph: Any, inputs: Any) -> Any:
+    raise RuntimeError("no code\n for this shape")
+
+
+def compiled_by(monkeypatch: pytest.MonkeyPatch, backend: Any, folder: Path) -> list[dict[str, Any]]:
+    """Records of one point with a compiler's baselines; `backend` is the compiler."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    jobs = perf.make_jobs(MOE, [stock_spec(MOE.problem("nano", 1, "sm_90a"))], (), FEW)[:1]
+    assert jobs[0].baselines == ("stock", "compile")
+    out = Out(folder)
+    job_side.run({**json.loads(json.dumps(perf.make_job(MOE, jobs, Path("/nowhere"), "cpu"))), "compile": True}, out)
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def test_where_torch_compiles_nothing_stock_runs_as_it_is_and_the_compiled_one_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    for record in compiled_by(monkeypatch, broken, tmp_path):
+        assert set(record["samples"]) == {"candidate", "stock"}
+        assert set(record["uncompiled"]) == {"stock", "compile"}
+        assert all("no code for this shape" in why for why in record["uncompiled"].values())
+
+
+def test_where_torch_compiles_all_baselines_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    for record in compiled_by(monkeypatch, "eager", tmp_path):
+        assert set(record["samples"]) == {"candidate", "stock", "compile"} and "uncompiled" not in record
+
+
+def test_a_baseline_that_torch_would_run_without_compiling_it_fails_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on compilations makes a baseline slower than it can be; that is no reason to leave it out."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    whole = torch.compile(lambda values: values["x"] * 2, backend="eager", dynamic=False)
+    turns = rotation(MOE, MOE.problem("nano", 1, "sm_90a"), 1, "cpu")
+    sides = [Functional("compile", whole, turns, [{"x": torch.ones(n)}] * len(turns.sets)) for n in (3, 4)]
+    assert job_side.uncompilable(sides[0]) == ""
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        job_side.uncompilable(sides[1])
 
 
 def test_times_that_no_memory_allows_are_collected(swept: tuple[list[PointJob], Outcome]) -> None:

@@ -141,7 +141,8 @@ class Stage:
         heads = KeptHeads(given or seating) if exercise.heads else None
         binder = heads or given or seating
         engine = DecoderEngine(config_of(exercise.way), weights, self.registry, self.arch, binder, seating.launches)
-        session = engine.prepare(requests, count, q, context, graph=False)
+        room = context + q  # a profiler's replays behind the last step do not advance
+        session = engine.prepare(requests, count, q, room, graph=False)
         if given is not None:
             given.follow(session)
         return session, engine, heads

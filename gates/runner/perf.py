@@ -6,7 +6,8 @@ points of recorded routing take their experts from. A record a point and column:
 Kept outputs have shape [repetitions, sets (graph), calls (chained) or 1 (cold), rows, ...]. An op with states adds
 "state_bytes" to the job (bytes kept of one column's states) and "states" to its records: [{"repetition", "call",
 "tensors": {name: ref}}]. "warm" is in a record whose rotation L2 may hold in part: the MB that it touches. A scenario
-whose sets are too large for the memory gives {"point", "left_out": why}.
+whose sets are too large for the memory gives {"point", "left_out": why}. "uncompiled" is in a record whose baselines
+torch could not compile: {name: why}; stock then runs as it is, another one is not timed.
 Baselines run on other seeds than the candidate and nothing here knows an expected answer.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from kgen.contract import Op, Values
 from kgen.gates import routing, timing
@@ -95,15 +97,15 @@ def _point(
         return
     cache = Path(job["cache"])
     turns = rotation(op, problem, point.seed, device, point.spec.workspaces, point.tokens, point.scenario, trace)
-    loaded = subject.load(point.spec, cache)
-    baselines = _baselines(op, point, cache, device, bool(job["compile"]), out, trace)
+    baselines, uncompiled = _baselines(op, point, cache, device, bool(job["compile"]), out, trace)
+    loaded = subject.load(point.spec, cache)  # behind the compiler: it cannot be what made that fail
     setup = time.monotonic() - started
     for column, repetitions in point.repetitions.items():
         began = time.monotonic()
         budget = int(job.get("state_bytes", 0))
         contestant = Contestant(loaded, turns, point.tokens, f"{blame}, {column}", out, repetitions, budget)
         sides = [_side(contestant, op, point.seed, column), *(_named(b, op, point, column) for b in baselines)]
-        prepared = time.monotonic() - began  # captures, and torch.compile where a shape is new
+        prepared = time.monotonic() - began  # captures
         with out.candidate(f"{blame}, timing {column}", device):
             samples = timing.interleave(
                 sides, repetitions, clock, random.Random(f"{point.order_seed}/{column}"), flush=column == COLD
@@ -124,6 +126,7 @@ def _point(
                 "prepare_s": round(prepared, 3),
                 **({"states": contestant.keep_states(out)} if contestant.states else {}),
                 **({"warm": turns.warm} if turns.warm and column != COLD else {}),
+                **({"uncompiled": uncompiled} if uncompiled else {}),
             }
         )
 
@@ -141,30 +144,51 @@ def _too_large(op: Op, point: PointJob, device: str, trace: routing.Recorded | N
 
 def _baselines(
     op: Op, point: PointJob, cache: Path, device: str, compiled: bool, out: Out, trace: routing.Recorded | None
-) -> list[tuple[str, "Contestant | Functional"]]:
+) -> tuple[list[tuple[str, "Contestant | Functional"]], dict[str, str]]:
+    """Each baseline by name, run once so that it is compiled; and why torch could not compile which."""
     true_problem = replace(point.spec.problem, tokens=point.tokens)
     turns = rotation(op, true_problem, point.other_seed, device, family=point.scenario, trace=trace)
     made: list[tuple[str, Contestant | Functional]] = []
+    failed: dict[str, str] = {}
     copies: dict[object, list[Values]] = {}  # by what made them: baselines share them
     for name in point.baselines:
         if name == STOCK:
-            run = op.stock(true_problem, torch.compile) if compiled else op.stock(true_problem)
-            made.append((name, Functional(name, run, turns)))
-        elif name == COMPILE and compiled:
-            whole: Any = torch.compile(op.stock(true_problem), dynamic=False)
-            made.append((name, Functional(name, whole, turns)))
-        elif name not in (STOCK, COMPILE):
+            run: Any = op.stock(true_problem, torch.compile) if compiled else op.stock(true_problem)
+            side = Functional(name, run, turns)
+        elif name == COMPILE:
+            if not compiled:
+                continue
+            side = Functional(name, torch.compile(op.stock(true_problem), dynamic=False), turns)
+        else:
             more = BASELINES[op.name][name]
             if more.prepare is not None and more.prepare not in copies:
                 copies[more.prepare] = [more.prepare(s.values()) for s in turns.sets]
             run = more.make(true_problem, torch.compile if compiled else None)
-            made.append((name, Functional(name, run, turns, copies.get(more.prepare, ()))))
+            side = Functional(name, run, turns, copies.get(more.prepare, ()))
+        if why := uncompilable(side):
+            failed[name] = why
+            if name != STOCK:
+                continue
+            side = Functional(name, op.stock(true_problem), turns)
+        made.append((name, side))
     if point.champion is not None:
         champion, family = point.champion, point.scenario
         own = rotation(op, champion.problem, point.other_seed, device, champion.workspaces, point.tokens, family, trace)
         loaded = subject.load(point.champion, cache)
         made.append((CHAMPION, Contestant(loaded, own, point.tokens, "", out)))
-    return made
+    return made, failed
+
+
+def uncompilable(side: Functional) -> str:
+    """Why torch cannot compile a baseline for its shapes, "" when it can or has nothing to compile. Runs it once.
+
+    Other errors, a limit on compilations among them, are raised: such a baseline would be weaker than it can be.
+    """
+    try:
+        side.run(side.values[0])
+    except BackendCompilerFailed as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return ""
 
 
 def _side(side: "Contestant | Functional", op: Op, seed: int, column: str) -> timing.Side:

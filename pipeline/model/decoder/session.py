@@ -121,10 +121,11 @@ class Session:
     def replay(self, times: int) -> None:
         """Replay the captured graph on the tokens that were set last, without advancing.
 
-        Raises RuntimeError before a capture.
+        Raises RuntimeError before a capture, ValueError when the context is full: a step reads its own positions too.
         """
         if self._graph is None:
             raise RuntimeError("capture the session before replaying it")
+        self.make_room(self.step.q)
         for _ in range(times):
             self._graph.replay()
         torch.cuda.synchronize()
