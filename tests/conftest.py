@@ -1,6 +1,8 @@
 """Fixtures of more than one test file, and the order of the files."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -seconds.get(item.path.name, 0.0))
 
 
+def pytest_collection_finish() -> None:
+    """What collecting has made stays until the end: no collector need look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def plain_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No certificates: a client of an endpoint without TLS reads them all the same, most of its CPU time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("certificates")))
+        yield
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder of its own, with the runs, the set and the cache inside and no API key."""
@@ -29,9 +46,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kit_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache whose kit/ keeps packed libraries, by content and checked, for all workers of this session."""
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of all workers of this session. The first test to want a build makes it, really; whoever tests builds,
+    the cache, or a kill in the middle of one has a cache of its own."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kept"
-    (folder / "kit").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def kit_cache(kept: Path) -> Path:
+    """The same; its kit/ keeps packed libraries, by content and checked."""
+    (kept / "kit").mkdir(exist_ok=True)
+    return kept

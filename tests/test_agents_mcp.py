@@ -50,14 +50,15 @@ class Session:
         return the_run(self.home)
 
 
-def parameters(home: Path) -> StdioServerParameters:
-    return StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], *SERVER], env=environment(home), cwd=str(home))
+def parameters(home: Path, cache: Path) -> StdioServerParameters:
+    env = environment(home, KGEN_CACHE=str(cache))
+    return StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], *SERVER], env=env, cwd=str(home))
 
 
-async def talk(home: Path, conversation: Callable[[Client], Awaitable[None]]) -> None:
+async def talk(home: Path, cache: Path, conversation: Callable[[Client], Awaitable[None]]) -> None:
     async with AsyncExitStack() as stack:
         me = Implementation(name="a test", version="7")
-        client = await stack.enter_async_context(Client(parameters(home), client_info=me))
+        client = await stack.enter_async_context(Client(parameters(home, cache), client_info=me))
         await conversation(client)
 
 
@@ -99,7 +100,7 @@ def killed_server(home: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+def session(tmp_path_factory: pytest.TempPathFactory, kept: Path) -> Session:
     seen = Session(tmp_path_factory.mktemp("session"))
 
     async def first(client: Client) -> None:
@@ -126,11 +127,11 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
             await anyio.sleep(0.02)
         killed_server(seen.home)
 
-    anyio.run(talk, seen.home, first)
+    anyio.run(talk, seen.home, kept, first)
     while seen.run.state == "running":  # its worker has noticed, and puts the run down
         time.sleep(0.05)
-    seen.resumed = kgen(seen.home, "resume", seen.run.id)
-    desk = Desk(Runs(seen.home / "runs"), seen.home / "set", Labour(seen.home / "cache", seen.home / "set"))
+    seen.resumed = kgen(seen.home, "resume", seen.run.id, KGEN_CACHE=str(kept))
+    desk = Desk(Runs(seen.home / "runs"), seen.home / "set", Labour(kept, seen.home / "set"))
     seen.said["third verdict"] = desk.verdict(seen.said["third"]["id"])
     seen.said["good again"] = desk.verdict(seen.said["good"]["id"])
     seen.said["best"] = desk.best("moe_shared")

@@ -40,13 +40,14 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def asked(tmp_path_factory: pytest.TempPathFactory, kept: Path) -> Iterator[Asked]:
+    """What the command builds goes into the cache of the session, where other files want the same."""
     home = tmp_path_factory.mktemp("asked")
     script = [srv.ok(srv.answer(BROKEN)), srv.ok(srv.answer(GOOD, intro=f"As you said. {KEY}"))]
     with srv.serving(*script) as server:
         prices = {"KGEN_MODEL": "m7", "KGEN_PRICE_IN": "2", "KGEN_PRICE_OUT": "10"}
         endpoint = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": server.url, **prices}
-        done = kgen(home, "propose", *POINT, "--max-usd", "1", **endpoint)
+        done = kgen(home, "propose", *POINT, "--max-usd", "1", **endpoint, KGEN_CACHE=str(kept))
         assert done.returncode == 0, done.stderr
         yield Asked(home, the_run(home), done.stdout, done.stderr, server.seen)
 
@@ -87,19 +88,28 @@ def test_tokens_and_cost_of_every_question_are_recorded_and_reported(asked: Aske
     assert "openai: m7" in report and "`compile.name` AttributeError: module 'cutlass.cute.arch' has no" in report
 
 
-def test_the_key_is_nowhere_on_disk_nor_in_what_is_shown(asked: Asked) -> None:
+def content(path: Path) -> bytes:
+    """Empty where another process has put its name in place meanwhile, under which it is found."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def test_the_key_is_nowhere_on_disk_nor_in_what_is_shown(asked: Asked, kept: Path) -> None:
     encoded = base64.b64encode(KEY.encode()).rstrip(b"=")
     assert all(seen.headers["authorization"] == f"Bearer {KEY}" for seen in asked.seen)
-    files = [path for path in asked.home.rglob("*") if path.is_file()]
+    files = [path for folder in (asked.home, kept) for path in folder.rglob("*") if path.is_file()]
+    assert any(path.is_relative_to(kept) and path.suffix == ".json" for path in files)
     assert any("answers" in path.parts for path in files)
-    for data in (*(path.read_bytes() for path in files), asked.stdout.encode(), asked.stderr.encode()):
+    for data in (*map(content, files), asked.stdout.encode(), asked.stderr.encode()):
         assert KEY.encode() not in data and encoded not in data
 
 
-def test_replay_of_a_models_run_proposes_and_judges_the_same_again(asked: Asked) -> None:
+def test_replay_of_a_models_run_proposes_and_judges_the_same_again(asked: Asked, kept: Path) -> None:
     report = kgen(asked.home, "report", asked.run.id).stdout
     again = next(line for line in report.splitlines() if line.endswith(f" --replay {asked.run.id}"))
-    done = kgen(asked.home, *shlex.split(again)[1:], "--json")
+    done = kgen(asked.home, *shlex.split(again)[1:], "--json", KGEN_CACHE=str(kept))
     assert done.returncode == 0, done.stderr
     replayed = Runs(asked.home / "runs").find(only_json(done.stdout)["run"]["id"])
     assert replayed.id != asked.run.id and replayed.info.settings["proposer"] == "replay"
@@ -134,8 +144,9 @@ def answered(home: Path, number: int, name: str, text: str) -> str:
     raise AssertionError(f"no prompt {number}")
 
 
-def test_a_mailbox_run_is_answered_by_files_and_can_be_replayed_into_another_folder(tmp_path: Path) -> None:
-    process = started(tmp_path, "propose", *POINT, "--no-interpret", "--proposer", "mailbox")
+def test_a_mailbox_run_is_answered_by_files_and_can_be_replayed_into_another_folder(tmp_path: Path, kept: Path) -> None:
+    cache = {"KGEN_CACHE": str(kept)}
+    process = started(tmp_path, "propose", *POINT, "--no-interpret", "--proposer", "mailbox", **cache)
     try:
         answered(tmp_path, 1, "0001-answer.py", BROKEN)
         second = answered(tmp_path, 2, "0002-answer.md", srv.answer(GOOD))
@@ -148,7 +159,8 @@ def test_a_mailbox_run_is_answered_by_files_and_can_be_replayed_into_another_fol
     assert WORD in second and "compile.name" in second
     assert "0001-prompt.md" in err and "0002-prompt.md" in err
     elsewhere = tmp_path / "my runs"
-    done = kgen(tmp_path, "propose", *POINT, "--no-interpret", "--replay", str(run.path), "--runs", str(elsewhere))
+    where = ("--replay", str(run.path), "--runs", str(elsewhere))
+    done = kgen(tmp_path, "propose", *POINT, "--no-interpret", *where, **cache)
     assert done.returncode == 0, done.stderr
     (replayed,) = Runs(elsewhere).list()
     assert sources(replayed) == [BROKEN, GOOD]

@@ -83,7 +83,10 @@ def test_a_build_of_a_node_is_the_build_of_here(
     assert again.result.code == theirs.result.code
 
 
-@pytest.mark.parametrize(("name", "code"), [("good", "numeric.ptx_pass"), ("fault", "numeric.unwritten")])
+GOOD_TOO = pytest.param("good", "numeric.ptx_pass", marks=pytest.mark.deep)  # as in test_pool_ray.py
+
+
+@pytest.mark.parametrize(("name", "code"), [GOOD_TOO, ("fault", "numeric.unwritten")])
 def test_the_interpreter_of_a_node_judges_and_is_asked_once(
     name: str, code: str, node: HereNode, local: CompileGate, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from kgen.proposers.endpoint import Endpoint
 from kgen.proposers.openai_chat import OpenAIProposer
 from kgen.proposers.transcript import Transcript
 
+pytestmark = pytest.mark.usefixtures("plain_http")
 KEY = "sk-test-0123456789abcdefghijk"
 RETRIED, FATAL, MODEL = "retried", "fatal", "told to the model"
 

@@ -19,6 +19,7 @@ from kgen.proposers.openai_chat import OpenAIProposer
 from kgen.proposers.transcript import Transcript
 from kgen.proposers.wire import characters
 
+pytestmark = pytest.mark.usefixtures("plain_http")
 KEY = "sk-test-0123456789abcdefghijk"
 RETRIED, FATAL, MODEL = "retried", "fatal", "told to the model"
 

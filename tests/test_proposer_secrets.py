@@ -21,6 +21,7 @@ from kgen.proposers.openai_chat import OpenAIProposer
 from kgen.proposers.redact import MASK, MIN_SECRET, Redactor, shown_url
 from kgen.records import canonical_json, to_json
 
+pytestmark = pytest.mark.usefixtures("plain_http")
 KEY = "sk-secret/0123+456789abcdef"
 PASSWORD = "hunter2-p@ss"
 QUOTED = "hunter2-p%40ss"
