@@ -56,7 +56,7 @@ def test_every_op_has_a_page_with_all_of_its_parts() -> None:
     for op in OPS:
         text = (ROOT / "docs" / "kernels" / f"{op}.md").read_text(encoding="utf-8")
         assert [found[2] for found in kernel_pages.REGION.finditer(text)] == [
-            f"{n} {op}" for n in ("status", "ranked", "points")
+            f"{n} {op}" for n in ("status", "bounds", "ranked", "points")
         ]
         assert f"# {op}\n" in text and ("**Not promoted.**" in text) == (op not in promoted())
 
