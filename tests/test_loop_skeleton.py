@@ -91,3 +91,39 @@ def test_a_source_that_cannot_be_parsed_has_none() -> None:
     with pytest.raises(UNPARSABLE):
         skeleton("A = (")
     assert shape("Abc = (bcd") == {"Abc", "bcd"}
+
+
+EVERYTHING = """
+import a.b as c
+from . import d
+async def f(x: int, /, y=1, *z, k: str = "v", **w) -> None:
+    async with x as e, y: pass
+    await x
+    return (yield from y)
+class C(B, metaclass=M):
+    x: int = -1 + 2 * 3 // 4 % 5 ** ~6 @ 7 << 8 >> 9 & 10 | 11 ^ 12
+    del x, y[1:2:3], z.w
+try: assert not x and y or z, f"{x!r:>{y}} {z}"
+except (A, B) as e: raise A from e
+else: x += 1; y @= 2; z: int
+finally: pass
+while x < y <= z != w is not None: continue
+for a, *b in c: break
+match x:
+    case {"k": 1, **rest} | [1, *_] | C(a=2) | (None as n): global g
+v = {**a, "k": [i for i in j if i if k]}, {*a, 1}, {p: q for p in r}, (lambda u, *v: u(*w, **x)) if x else (y := 2), ...
+g.h(1)(2).i[j](k=3); l(m)(n)
+"""
+
+
+@pytest.mark.parametrize("source", [f"{HEAD}{TAIL}", EVERYTHING, ""])
+def test_a_shape_is_which_kinds_stand_in_which_and_what_is_called_by_a_plain_walk(source: str) -> None:
+    tree = parse(source)
+    inner = [(a, b) for a in ast.walk(tree) for b in ast.iter_child_nodes(a) if not isinstance(b, ast.expr_context)]
+    called = [ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    plain = {f"call {name}" for name in called if name.replace(".", "").isidentifier()}
+    found = shape(source)
+    assert {f"{type(a).__name__}>{type(b).__name__}" for a, b in inner} == {
+        s for s in found if not s.startswith("call")
+    }
+    assert plain <= found and len({s for s in found if s.startswith("call")}) >= len(plain)

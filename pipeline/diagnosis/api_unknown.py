@@ -11,14 +11,15 @@ when a source first names it.
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.diagnosis.api_modules import ROOT, Package
 from kgen.diagnosis.api_names import Names
 from kgen.gates.parsing import UNPARSABLE, every, shared
 
-Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
+NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 
 
 @dataclass(frozen=True)
@@ -46,30 +47,35 @@ def unknown_names(source: str, names: Names) -> tuple[Unknown, ...]:
 
 
 def _missing(tree: ast.Module, package: Package) -> Iterator[tuple[int, str]]:
-    nodes = every(tree)
+    kinds: dict[type[ast.AST], list[Any]] = defaultdict(list)
+    for one in every(tree):
+        kinds[one.__class__].append(one)
     aliases: dict[str, set[str]] = defaultdict(set)  # name -> modules that the source imports under it
-    own = _own_names(nodes)
-    asked = {word for node in nodes if isinstance(node, ast.Call) for word in _asked_for(node)}
+    own = _own_names(kinds)
+    asked = {word for node in kinds[ast.Call] for word in _asked_for(node)}
     given = set()  # modules that the source imports itself are attributes of those above them
-    for node in nodes:
+    for node in kinds[ast.Import] + kinds[ast.ImportFrom]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 given.add(alias.name)
                 aliases[alias.asname or alias.name.split(".")[0]].add(alias.name if alias.asname else ROOT)
                 if not alias.asname and alias.name.split(".")[0] != ROOT:
                     own.add(alias.name.split(".")[0])
-        elif isinstance(node, ast.ImportFrom):
+        else:
             for alias in node.names:
                 module = package.follow(node.module or "", alias.name) if not node.level else None
                 aliases[alias.asname or alias.name].add(module or "")
     chains: dict[tuple[str, ...], int] = {}  # -> the first line
-    for node in _outside_try(tree) if any(isinstance(node, ast.Try | ast.TryStar) for node in nodes) else nodes:
+    outside = (
+        _outside_try(tree) if kinds[ast.Try] or kinds[ast.TryStar] else kinds[ast.ImportFrom] + kinds[ast.Attribute]
+    )
+    for node in outside:
         if isinstance(node, ast.ImportFrom) and not node.level and package.has_module(node.module or ""):
             module = node.module or ""
             for alias in node.names:
                 if not package.may_have(module, alias.name) and not package.read(module).paths:
                     yield node.lineno, f"{module}.{alias.name}"
-        if isinstance(node, ast.Attribute) and (chain := _chain(node)):
+        elif isinstance(node, ast.Attribute) and (chain := _chain(node)):
             chains[chain] = min(node.lineno, chains.get(chain, node.lineno))
     for chain, line in chains.items():
         if chain[0] in own or len(aliases.get(chain[0], ())) != 1:
@@ -110,19 +116,12 @@ def _chain(node: ast.AST) -> tuple[str, ...]:
     return (inner.id, *reversed(words)) if isinstance(inner, ast.Name) else ()
 
 
-def _own_names(nodes: Iterable[ast.AST]) -> set[str]:
-    """Everything that the source binds other than by an import, in any scope."""
-    own: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            own.add(node.id)
-        elif isinstance(node, ast.arg):
-            own.add(node.arg)
-        elif isinstance(node, Named) and node.name:
-            own.add(node.name)
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            own.add(node.rest)
-    return own
+def _own_names(kinds: Mapping[type[ast.AST], Iterable[Any]]) -> set[str]:
+    """Everything that the source binds other than by an import, in any scope. `kinds`: all its nodes."""
+    own = {node.id for node in kinds[ast.Name] if node.ctx.__class__ is not ast.Load}
+    own |= {node.arg for node in kinds[ast.arg]}
+    own |= {node.name for kind in NAMED for node in kinds[kind] if node.name}
+    return own | {node.rest for node in kinds[ast.MatchMapping] if node.rest}
 
 
 def _asked_for(node: ast.Call) -> list[str]:

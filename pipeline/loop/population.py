@@ -7,10 +7,11 @@ Not covered: what is asked of them (`plan`).
 import ast
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kgen.gates.parsing import UNPARSABLE, children
+from kgen.gates.parsing import PARTS, UNPARSABLE, children
 from kgen.loop.skeleton import once
 from kgen.records import GATES
 
@@ -28,6 +29,19 @@ TECHNIQUES: Mapping[str, re.Pattern[str]] = {
     "cp.async": re.compile(r"CopyG2S|cp_async(?!_bulk)"),
     "cluster": re.compile(r"cluster"),
     "pdl": re.compile(r"griddepcontrol|use_pdl|\bpdl\b"),
+}
+
+
+CONTEXT = ast.expr_context  # whether a name is read or written
+# Kinds of node -> their fields that hold nodes, as PARTS has them, and operators too; other kinds are looked through.
+FIELDS: Mapping[type[ast.AST], tuple[str, ...]] = {
+    **PARTS,
+    **{kind: () for above in (ast.operator, ast.unaryop, ast.boolop, ast.cmpop) for kind in above.__subclasses__()},
+    ast.BinOp: ("left", "op", "right"),
+    ast.UnaryOp: ("op", "operand"),
+    ast.BoolOp: ("op", "values"),
+    ast.Compare: ("left", "ops", "comparators"),
+    ast.AugAssign: ("target", "op", "value"),
 }
 
 
@@ -194,17 +208,33 @@ def shape(source: str) -> frozenset[str]:
 
 def _structure(tree: ast.Module) -> frozenset[str]:
     found: set[str] = set()
-    pairs: set[tuple[type, type]] = set()
+    pairs: dict[type, set[type]] = defaultdict(set)
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.Call):
-            found.add(f"call {_dotted(node.func)}")
-        for child in children(node):
-            if not isinstance(child, ast.expr_context):
-                pairs.add((type(node), type(child)))
-                todo.append(child)
-    return frozenset(found | {f"{above.__name__}>{below.__name__}" for above, below in pairs})
+        kind = node.__class__
+        names = FIELDS.get(kind)
+        if names == ():  # most nodes are leaves
+            continue
+        if kind is ast.Call:
+            found.add(f"call {_dotted(node.func)}")  # type: ignore[attr-defined]  # it is a call
+        inner = list(children(node)) if names is None else _within(node, names)
+        pairs[kind].update(map(type, inner))
+        todo += inner
+    below = ((above, kind) for above, kinds in pairs.items() for kind in kinds if not issubclass(kind, CONTEXT))
+    return frozenset(found | {f"{above.__name__}>{kind.__name__}" for above, kind in below})
+
+
+def _within(node: ast.AST, names: Iterable[str]) -> list[ast.AST]:
+    """The nodes in these fields."""
+    inner: list[ast.AST] = []
+    for name in names:
+        value = getattr(node, name)
+        if value.__class__ is list:
+            inner += value
+        elif value is not None:
+            inner.append(value)
+    return inner
 
 
 def _dotted(node: ast.expr) -> str:
