@@ -1,6 +1,6 @@
 """Pages on promoted kernels: what lies between their marks is made from the committed evidence.
 
-    PYTHONPATH=tests python -m kernel_pages          rewrites README.md, runs/README.md, docs/kernels/*.md
+    PYTHONPATH=tests python -m kernel_pages          rewrites README.md, runs/README.md, docs/vllm.md, docs/kernels/*.md
     PYTHONPATH=tests python -m kernel_pages --check  says which of them differ from what it would write; exit 1 then
 
 A region is `<!-- generated: NAME WORD... -->`, its text, `<!-- end -->`; KINDS has the names. What stands outside is
@@ -10,14 +10,15 @@ written by hand and stays. Run it after every promotion; a test compares.
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bounding import page
 from support import kernel_tables as tables
+from support import vllm_served
 from support.checkout import ROOT
 from support.committed import SET, Timed, evidence, promoted, serving, timed
+from support.vllm_served import wrapped
 
 from kgen.ops import REGISTRY
 from kgen.records import Evidence, Promotion
@@ -25,7 +26,7 @@ from kgen.store.kernelset import parse_problem
 
 PAGES = ROOT / "docs" / "kernels"
 INDEX = PAGES / "README.md"
-DOCUMENTS = (ROOT / "README.md", ROOT / "runs" / "README.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "runs" / "README.md", ROOT / "docs" / "vllm.md")
 REGION = re.compile(r"(<!-- generated: ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 BY_HAND = ("moe_shared",)  # ops whose results README.md and runs/README.md tell in their own words
 TITLES = {"TP8": "k3-tp8", "TP16": "k3-tp16"}
@@ -48,11 +49,6 @@ def rewritten(text: str, root: Path = SET) -> str:
         return found[1] + KINDS[name](root, *words) + found[4]
 
     return REGION.sub(region, text)
-
-
-def wrapped(text: str) -> str:
-    """A paragraph."""
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def others(root: Path) -> list[str]:
@@ -235,6 +231,8 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "ranked": ranked_region,
     "bounds": bounds_region,
     "index": index_region,
+    "served": vllm_served.region,
+    "served_headline": vllm_served.headline,
 }
 
 

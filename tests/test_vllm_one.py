@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support.vllm_damage import damage
-from support.vllm_one import Engines, Results, distance, forced, heads, layer_spans, proof, summary
+from support.vllm_one import Engines, Results, distance, forced, heads, proof
+from support.vllm_spans import layer_spans, summary
 from support.vllm_standin import install
 from torch import nn
 
@@ -189,7 +190,9 @@ def test_distances_are_those_of_rows() -> None:
 def test_spans_heads_and_medians() -> None:
     events = [{"half": h, "ts": t, "us": 5.0} for h, t in (("layer 0 attention", 0.0), ("layer 0 MLP", 20.0))]
     events += [{"half": "layer 1 MoE", "ts": 40.0, "us": 5.0}]
-    assert layer_spans(events, CONFIG) == {"KDA+dense": 25.0, "KDA+MoE": 5.0, "sum": 15.0}
+    assert layer_spans(events, CONFIG) == {"KDA+dense": 25.0, "KDA+MoE": 20.0, "sum": 45.0}
+    events += [{"half": "layer 1 attention", "ts": 21.0, "us": 8.0}, {"half": "head", "ts": 46.0, "us": 9.0}]
+    assert layer_spans(events, CONFIG) == {"KDA+dense": 25.0, "KDA+MoE": 20.0, "sum": 45.0}  # launched early, no more
     assert heads([[1, 2], [1, 3]], [[1, 2], [1, 2]]) == {"requests": 2, "equal": 1, "common_head": 0.75}
     rounds = [
         {"batch": 1, "side": s, "spans": {"sum": v}, "host_step_us": 10 * v}

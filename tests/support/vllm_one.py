@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
-from support.vllm_proof import halves, head, isolation, span, trigger
+from support.vllm_proof import head, isolation, trigger
+from support.vllm_spans import Event, measured, summary
 
 STEPS = 512  # of decoding with given tokens
 FORCED = (8, 1)  # batch sizes of that; each row of the first also runs alone
-Event = dict[str, Any]
 
 
 def loaded(path: Path, arguments: Sequence[str]) -> tuple[Any, Any]:
@@ -96,6 +96,12 @@ class Engines:
         tokens, times = self.tokens(llm, batch, self.options.tokens, tag)
         events = self.profile(llm, batch, f"{tag}-p", mixes)
         return {"batch": batch, "tokens": tokens, "step_s": times, "profile": {"events": events}}
+
+
+def repeated(engines: Engines, llm: Any, run: Mapping[str, Any]) -> bool:
+    """Whether the engine gives the tokens of `run` again: sums of experts and of splits may come in another order."""
+    tokens, _ = engines.tokens(llm, run["batch"], engines.options.tokens, f"again-{run['batch']}")
+    return bool(tokens == run["tokens"])
 
 
 def model_of(llm: Any) -> Any:
@@ -220,18 +226,6 @@ def heads(got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> dict[s
     }
 
 
-def layer_spans(events: Sequence[Event], config: Mapping[str, Any]) -> dict[str, float]:
-    """Kind of layer -> median span of both its halves in microseconds; "sum": of the spans of all halves."""
-    kda, dense = config["linear_attn_config"]["kda_layers"], config["first_k_dense_replace"]
-    kinds: dict[str, list[float]] = {}
-    for i in range(config["num_hidden_layers"]):
-        found = [e for e in events if str(e["half"]).startswith(f"layer {i} ")]
-        kind = f"{'KDA' if i + 1 in kda else 'MLA'}+{'dense' if i < dense else 'MoE'}"
-        kinds.setdefault(kind, []).append(span(found))
-    spans = {kind: statistics.median(s) for kind, s in kinds.items()}
-    return {**spans, "sum": sum(halves({"profile": {"events": events}}).values())}
-
-
 class Results:
     """One JSON file, whole after every part."""
 
@@ -272,43 +266,13 @@ def by_turns(
                 tag = f"{side}-r{number}-{batch}"
                 _, times = engines.tokens(llm, batch, engines.options.tokens, tag)
                 events = engines.profile(llm, batch, f"{tag}-p", mixes if side == "on" else ())
-                rounds.append(
-                    {
-                        "round": number,
-                        "batch": batch,
-                        "side": side,
-                        "spans": layer_spans(events, engines.config),
-                        "openers": sum(
-                            "attn_res" in e["name"] for e in events
-                        ),  # 2 a layer and 1, else spans are wrong
-                        "host_step_us": statistics.median(times[2:]) * 1e6,
-                    }
-                )
+                rounds.append(measured(number, batch, side, events, times, engines.config))
             results.put("turns", rounds)
             if results.left(a.seconds) <= 0:
                 break
         number += 1
-    results.put("times", summary(rounds))
-
-
-def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By batch: medians over the rounds, before and after, and their ratio."""
-    found: dict[str, Any] = {}
-    for batch in dict.fromkeys(r["batch"] for r in rounds):
-        sides = {s: [r for r in rounds if (r["batch"], r["side"]) == (batch, s)] for s in ("stock", "on")}
-        if not all(sides.values()):
-            continue
-        rows = {}
-        for kind in [*sides["stock"][0]["spans"], "host_step_us"]:
-            values = {
-                s: statistics.median(
-                    r["host_step_us"] if kind == "host_step_us" else r["spans"][kind] for r in found_of
-                )
-                for s, found_of in sides.items()
-            }
-            rows[kind] = {**values, "ratio": values["stock"] / values["on"] if values["on"] else 0.0}
-        found[str(batch)] = {**rows, "rounds": len(sides["on"])}
-    return found
+    if rounds:
+        results.put("times", summary(rounds))
 
 
 def proof(a: argparse.Namespace, engines: Engines, results: Results) -> None:
@@ -322,6 +286,8 @@ def proof(a: argparse.Namespace, engines: Engines, results: Results) -> None:
     base = {"runs": [engines.run(stock, b, f"stock-{b}") for b in a.batches]}
     results.put("base", {"runs": [{k: r[k] for k in ("batch", "tokens")} for r in base["runs"]]})
     (a.out / "base_events.json").write_text(json.dumps(base))
+    repeats = {r["batch"]: repeated(engines, stock, r) for r in base["runs"]}
+    results.put("stock_repeats", {str(batch): same for batch, same in repeats.items()})
     results.put("plugin", engines.plugin())
     record = a.out / "on.record.json"
     key = {"set": str(a.set.resolve()), "record": str(record.resolve()), **({"ops": a.ops} if a.ops else {})}
@@ -338,7 +304,8 @@ def proof(a: argparse.Namespace, engines: Engines, results: Results) -> None:
 
     def unused() -> list[str]:
         off = engines.build()
-        return isolation(base, {"runs": [engines.run(off, b, f"off-{b}") for b in a.batches]})
+        other = {"runs": [engines.run(off, b, f"off-{b}") for b in a.batches]}
+        return isolation(base, other, [b for b, same in repeats.items() if not same])
 
     results.attempt("isolation", unused)
     results.attempt("logits", lambda: logits(engines, stock, on))
@@ -346,6 +313,13 @@ def proof(a: argparse.Namespace, engines: Engines, results: Results) -> None:
 
     while a.wait and not a.wait.exists() and results.left(a.seconds) > 60:
         time.sleep(1)  # another process on this GPU would be in the times
+    once = [("stock", base), ("on", after)]
+    first = [
+        measured(0, r["batch"], side, r["profile"]["events"], r["step_s"], engines.config)
+        for side, report in once
+        for r in report["runs"]
+    ]
+    results.put("once", summary(first))  # in case that no time is left for rounds by turns
     if results.left(a.seconds) > 40:
         by_turns(engines, results, a, {"stock": stock, "on": on}, mixes)
     a.seconds += a.more

@@ -1,0 +1,123 @@
+"""What docs/vllm.md and README.md say of promoted kernels in a real vLLM, from benchmarks/vllm_h200.json."""
+
+import json
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from support.checkout import ROOT
+from support.kernel_tables import table
+
+RECORD = ROOT / "benchmarks" / "vllm_h200.json"
+KINDS = ("KDA+dense", "MLA+dense", "KDA+MoE", "MLA+MoE")
+DISTANCES = {
+    "stock_against_itself_in_another_batch": "stock, alone and beside 7 others",
+    "stock_again": "stock again, same batch",
+    "promoted_against_stock_8": "promoted beside stock, 8 requests",
+    "promoted_against_stock_1": "promoted beside stock, 1 request",
+}
+
+
+def wrapped(text: str) -> str:
+    """A paragraph."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def record() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
+def changed(t: Mapping[str, float]) -> str:
+    return f"{t['stock']:.1f} → {t['on']:.1f} ({t['ratio']:.2f}×)"
+
+
+def times_table(found: Mapping[str, Any]) -> str:
+    rows = []
+    for batch, t in found["times"].items():
+        host = f"{t['host_step_us']['stock'] / 1e3:.2f} → {t['host_step_us']['on'] / 1e3:.2f}"
+        rows.append([batch, *(changed(t[kind]) for kind in KINDS), f"{t['sum']['ratio']:.2f}×", host])
+    return table(["requests", *(f"{kind}, µs" for kind in KINDS), "all layers", "step on the host, ms"], rows)
+
+
+def ops_table(found: Mapping[str, Any]) -> str:
+    """Which ops ran promoted at which sizes, in how many layers or calls."""
+    rows = []
+    for op, seat in found["plan"]["seats"].items():
+        calls = {b: by_op.get(op, {}).get("promoted", 0) for b, by_op in found["plan"]["captured"].items()}
+        at = sorted((int(b) for b, n in calls.items() if n), key=int)
+        rows.append([op, str(len(seat["layers"])), ", ".join(map(str, at)) or "nowhere"])
+    return table(["op", "calls a step", "promoted at"], rows)
+
+
+def logits_table(found: Mapping[str, Any]) -> str:
+    rows = []
+    for key, what in DISTANCES.items():
+        d = found["logits"][key]
+        rows.append([what, *(f"{d[n]:.3g}" for n in ("median", "p99", "max")), f"{d['same_choice'] * 100:.0f} %"])
+    return table(["logits", "median", "99 %", "max", "same choice"], rows)
+
+
+def damage_table(found: Mapping[str, Any]) -> str:
+    rows = [
+        [name, "stock's" if case["equal_tokens"] else "others", str(case["lines"])]
+        for name, case in found["damage"].items()
+    ]
+    return table(["what is wrong", "tokens", "lines"], rows)
+
+
+def how(found: Mapping[str, Any]) -> str:
+    if found["by_turns"]:
+        rounds = sorted({int(t["rounds"]) for t in found["times"].values()})
+        return f"medians over {' to '.join(map(str, rounds))} rounds, stock and promoted by turns"
+    return "one profiled step a side, stock's first: not by turns, so small differences say nothing"
+
+
+def isolated(found: Mapping[str, Any]) -> str:
+    two = found.get("isolation_in_two_processes")
+    if not two:
+        return "Two processes, with and without the plugin, were not compared."
+    differences = two["differences"]
+    said = "the same kernels, counts and tokens" if not differences else "; ".join(differences)
+    return (
+        f"In two processes, with and without the plugin, at {' and '.join(map(str, two['batches']))} requests: {said}."
+    )
+
+
+def region(*_: object) -> str:
+    """docs/vllm.md's section of results."""
+    found = record()
+    e = found["environment"]
+    c = e["config"]
+    trigger = "every one as often as the record says" if not found["trigger"] else "; ".join(found["trigger"])
+    said = [
+        f"On one {e['gpu']}, torch {e['torch']}, vLLM {e['vllm']}: {c['num_hidden_layers']} layers,"
+        f" {c['first_k_dense_replace']} of them dense, {c['num_experts']} experts, one TP8 rank's widths, seeded"
+        f" weights; kgen at commit {found['commit']}. Layers are timed from the end of the one before to their own end, in graph"
+        f" replays: {how(found)}.",
+        times_table(found),
+        f"Kernels of the promoted set in the profiled steps, at all sizes: {trigger}. Refused: {found['refused']}.",
+        ops_table(found),
+        f"Relative L2 distance of {found['logits']['stock_again']['steps']:.0f} steps' logits, given the same tokens."
+        f" Weights are noise, and {c['num_hidden_layers']} layers of them amplify every rounding: the yardstick is"
+        " stock in another batch.",
+        logits_table(found),
+        f"Without its key the plugin changes nothing. {isolated(found)}",
+        "Broken on purpose, each in a start of its own:",
+        damage_table(found),
+    ]
+    return "\n" + "\n".join(part if part.startswith("|") else wrapped(part) for part in said) + "\n"
+
+
+def headline(*_: object) -> str:
+    """README.md's sentence."""
+    found = record()
+    e, ops = found["environment"], len(found["plan"]["seats"])
+    ratios = {int(b): t["sum"]["ratio"] for b, t in found["times"].items()}
+    moe, best = found["times"]["1"]["KDA+MoE"], max(ratios, key=lambda b: ratios[b])
+    said = (
+        f"In vLLM {e['vllm']} on one {e['gpu']} ({ops} ops promoted, experts and attention stock) all layers together are"
+        f" {ratios[1]:.2f}× as fast as stock at 1 request and {ratios[best]:.2f}× at {best}, the best; a KDA+MoE layer"
+        f" takes {moe['stock']:.0f} → {moe['on']:.0f} µs at 1 request. {how(found).capitalize()}."
+    )
+    return f"\n{wrapped(said)}\n"
