@@ -61,7 +61,8 @@ def test_what_the_tune_run_varies_is_an_agents_answer_but_for_the_declaration() 
     assert numbers == ["numeric.ptx_pass"] * (1 + len(variants))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# tune: the loop over tunables runs in test_tunables.py, and all its variants are interpreted here
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.deep] * (k == "tune")) for k in KINDS])
 def test_an_example_replays_to_the_same_run(
     kind: str, home: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

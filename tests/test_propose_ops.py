@@ -222,12 +222,15 @@ def builder() -> Builder:
     return shared()
 
 
-# the widest of each kind; the others are built under make deep
-QUICK = (("kda_in_proj", 0), ("moe_latent_down", 2))
+# the widest of each kind, for many tokens; the others, and few tokens, are built under make deep
+QUICK = (("kda_in_proj", 0, (64,)), ("moe_latent_down", 2, (64,)))
 BUILT = [
-    pytest.param(name, known, id=f"{kind}-{name}", marks=[] if (name, known) in QUICK else pytest.mark.deep)
-    for known, kind in ((0, "mma"), (2, "fma"))
-    for name in PROJECTIONS
+    *(pytest.param(*row, id=f"{kind}-{row[0]}-64") for row, kind in zip(QUICK, ("mma", "fma"), strict=True)),
+    *(
+        pytest.param(name, known, (3, 64), id=f"{kind}-{name}", marks=pytest.mark.deep)
+        for known, kind in ((0, "mma"), (2, "fma"))
+        for name in PROJECTIONS
+    ),
 ]
 
 
@@ -240,12 +243,12 @@ def test_search_has_two_dozen_candidates_of_both_kinds_for_a_projection(name: st
     assert all(f"OUTPUTS, INPUTS = {n}, {k}" in c.source and not screen(c.source) for c in found)
 
 
-@pytest.mark.parametrize(("name", "known"), BUILT)
+@pytest.mark.parametrize(("name", "known", "bins"), BUILT)
 def test_the_known_projections_build_at_all_dims_without_a_spill(
-    name: str, known: int, builder: Builder, tmp_path: Path
+    name: str, known: int, bins: tuple[int, ...], builder: Builder, tmp_path: Path
 ) -> None:
     op, candidate = REGISTRY.get(name), families(name, 3)[known]
-    problems = [op.problem(d, t, "sm_90a") for d in op.dims for t in (3, 64)]
+    problems = [op.problem(d, t, "sm_90a") for d in op.dims for t in bins]
     problems.append(op.problem("nano", 1, "sm_103a"))
     with CompileGate(op, tmp_path, builder) as gate:
         report = gate.run(candidate, problems)
@@ -277,8 +280,12 @@ def test_a_projection_with_few_rows_spreads_k_over_blocks_and_adds_the_slices(bu
     assert many.workspaces == () and [x.grid for x in many.launches] == [(224, 1, 1)]
 
 
-@pytest.mark.parametrize("template", ["projection_mma.py.tmpl", "projection_fma.py.tmpl"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 2))])
+DRAWN = [(f"projection_{kind}.py.tmpl", seed) for seed in (0, 1, 2) for kind in ("mma", "fma")]
+
+
+@pytest.mark.parametrize(
+    ("template", "seed"), [DRAWN[0], *(pytest.param(*row, marks=pytest.mark.deep) for row in DRAWN[1:])]
+)
 def test_sampled_projections_build(template: str, seed: int, builder: Builder, tmp_path: Path) -> None:
     rng = random.Random(f"{template}{seed}")
     name = rng.choice(PROJECTIONS)

@@ -41,8 +41,9 @@ def cells() -> list[object]:
 
 
 @pytest.mark.parametrize("candidate", cells())
-def test_a_promoted_source_is_right_and_without_a_finding(candidate: str, judged: Judge) -> None:
-    result = judged(PROMOTED[candidate], AROUND, "")
+@pytest.mark.parametrize("bins", [AROUND[:1], pytest.param(AROUND, marks=pytest.mark.deep)], ids=["one", "around"])
+def test_a_promoted_source_is_right_and_without_a_finding(candidate: str, bins: tuple[int, ...], judged: Judge) -> None:
+    result = judged(PROMOTED[candidate], bins, "")
     assert (result.status, result.code) == (Status.PASS, "numeric.ptx_pass"), result.message
 
 
