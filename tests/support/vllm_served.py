@@ -93,8 +93,8 @@ def region(*_: object) -> str:
     said = [
         f"On one {e['gpu']}, torch {e['torch']}, vLLM {e['vllm']}: {c['num_hidden_layers']} layers,"
         f" {c['first_k_dense_replace']} of them dense, {c['num_experts']} experts, one TP8 rank's widths, seeded"
-        f" weights; kgen at commit {found['commit']}. Layers are timed from the end of the one before to their own end, in graph"
-        f" replays: {how(found)}.",
+        f" weights; kgen at commit {found['commit']}. Layers are timed from the end of the one before to their own end,"
+        f" in graph replays: {how(found)}.",
         times_table(found),
         f"Kernels of the promoted set in the profiled steps, at all sizes: {trigger}. Refused: {found['refused']}.",
         ops_table(found),
@@ -116,8 +116,8 @@ def headline(*_: object) -> str:
     ratios = {int(b): t["sum"]["ratio"] for b, t in found["times"].items()}
     moe, best = found["times"]["1"]["KDA+MoE"], max(ratios, key=lambda b: ratios[b])
     said = (
-        f"In vLLM {e['vllm']} on one {e['gpu']} ({ops} ops promoted, experts and attention stock) all layers together are"
-        f" {ratios[1]:.2f}× as fast as stock at 1 request and {ratios[best]:.2f}× at {best}, the best; a KDA+MoE layer"
+        f"In vLLM {e['vllm']} on one {e['gpu']} ({ops} ops promoted, experts and attention stock) all layers together"
+        f" are {ratios[1]:.2f}× as fast as stock at 1 request and {ratios[best]:.2f}× at {best}, the best; a KDA+MoE layer"
         f" takes {moe['stock']:.0f} → {moe['on']:.0f} µs at 1 request. {how(found).capitalize()}."
     )
     return f"\n{wrapped(said)}\n"
