@@ -117,7 +117,7 @@ def headline(*_: object) -> str:
     moe, best = found["times"]["1"]["KDA+MoE"], max(ratios, key=lambda b: ratios[b])
     said = (
         f"In vLLM {e['vllm']} on one {e['gpu']} ({ops} ops promoted, experts and attention stock) all layers together"
-        f" are {ratios[1]:.2f}× as fast as stock at 1 request and {ratios[best]:.2f}× at {best}, the best; a KDA+MoE layer"
-        f" takes {moe['stock']:.0f} → {moe['on']:.0f} µs at 1 request. {how(found).capitalize()}."
+        f" are {ratios[1]:.2f}× as fast as stock at 1 request and {ratios[best]:.2f}× at {best}, the best; a KDA+MoE"
+        f" layer takes {moe['stock']:.0f} → {moe['on']:.0f} µs at 1 request. {how(found).capitalize()}."
     )
     return f"\n{wrapped(said)}\n"
