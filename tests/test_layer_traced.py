@@ -13,8 +13,9 @@ from support.loops import called
 from support.routing import recorded_trace
 
 from kgen.gates.layer import __main__ as command
-from kgen.gates.layer import check
+from kgen.gates.layer import check, point
 from kgen.gates.layer import record as records
+from kgen.gates.layer import run as running
 from kgen.gates.layer.bench import build, new_bench
 from kgen.gates.layer.check import Refused
 from kgen.gates.layer.columns import UNFUSED, Column
@@ -71,11 +72,12 @@ def test_a_router_that_goes_elsewhere_is_refused(trace: Recorded, monkeypatch: p
 
 
 def test_the_command_measures_with_a_trace_and_its_page_says_which(
-    trace: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What a process of its own would be started with is done in this one."""
+    monkeypatch.setattr(running, "_process", lambda words, log, held: f"status {point.main(words[-3:])}")
     out = tmp_path / "l.json"
-    asked = ["--device", "cpu", "--layer", "mla", "--context", "64", "--tokens", "2", "--repetitions", "2"]
-    asked += ["--out", str(out)]
+    asked = ["--device", "cpu", "--layer", "kda", "--tokens", "1", "--repetitions", "2", "--out", str(out)]
     with_trace = [*asked, "--routing-trace", str(trace.path)]
     assert command.main(with_trace) == command.MEASURED, capsys.readouterr().err
     (found,) = records.read(out).points
@@ -85,7 +87,7 @@ def test_the_command_measures_with_a_trace_and_its_page_says_which(
     assert page.splitlines()[0] == f"# Decode layers: {said}"
     assert str(trace.path) not in out.read_text(), "places of this machine are no part of a record"
     assert command.main(with_trace) == command.MEASURED and "done before" in capsys.readouterr().err
-    drawn = replace(found, job=Job(replace(found.job.point, tokens=1), device="cpu"))
+    drawn = replace(found, job=Job(replace(found.job.point, tokens=2), device="cpu"))
     both = markdown(LayerRecord((found, drawn))).splitlines()[0]
     assert both == f"# Decode layers: synthetic routing, {said}"
     assert markdown(LayerRecord((drawn,))).startswith("# Decode layers: synthetic routing\n")
