@@ -3,6 +3,7 @@
 built(rows, cache) -> one Made a kernel or variant and point, in the table's order; raises BuildError
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ from bounding.table import Row, points, source
 from bounding.variants import BASE, SAME, Variant, left_out
 
 from kgen.gates.artefacts import Artefact
+from kgen.gates.builder.pool import Builder
 from kgen.gates.compile import CompileGate
 from kgen.ops import REGISTRY
 from kgen.records import Candidate, Origin
 
 WORKERS = 1
+WALL_SECONDS = 300.0  # a busy machine is no reason to leave a variant out
 AS_IT_IS = Variant(BASE, "nothing", ())
 # facts of PTX: instructions that load 16 bytes a lane and more, or copy to shared memory
 WIDE_LOADS = ("global_loads_16b", "global_loads_32b", "cp_async", "bulk_copies")
@@ -37,16 +40,25 @@ class Made:
 
 def built(rows: Iterable[Row], cache: Path) -> Iterator[Made]:
     """Each kernel before its variants."""
-    for row in rows:
-        text = source(row)
-        with CompileGate(REGISTRY.get(row.op), cache, workers=WORKERS) as gate:
-            for tokens, problem in zip(row.tokens, points(row), strict=True):
-                for variant in (AS_IT_IS, *row.at(tokens)):
-                    candidate = Candidate(row.op, left_out(text, variant), Origin("file"))
-                    report = gate.run(candidate, [problem])
-                    if not report.artefacts:
-                        raise BuildError(f"{row.op} {row.candidate} {variant.name}: {report.result.message}")
-                    yield Made(row, tokens, variant, report.artefacts[0])
+    with Builder(wall_seconds=WALL_SECONDS) as builder:
+        for row in rows:
+            with CompileGate(REGISTRY.get(row.op), cache, builder, WORKERS) as gate:
+                yield from _of_row(row, gate)
+
+
+def _of_row(row: Row, gate: CompileGate) -> Iterator[Made]:
+    text = source(row)
+    for tokens, problem in zip(row.tokens, points(row), strict=True):
+        for variant in (AS_IT_IS, *row.at(tokens)):
+            report = gate.run(Candidate(row.op, left_out(text, variant), Origin("file")), [problem])
+            if not report.artefacts:
+                raise BuildError(f"{row.op} {row.candidate} {variant.name}: {report.result.message}")
+            yield Made(row, tokens, variant, report.artefacts[0])
+
+
+def grouped(made: Iterable[Made]) -> list[list[Made]]:
+    """By kernel and point: the kernel, then its variants."""
+    return [list(group) for _, group in itertools.groupby(made, key=lambda m: (m.row, m.tokens))]
 
 
 def wide_loads(made: Made) -> dict[str, int]:

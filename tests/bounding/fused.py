@@ -85,7 +85,7 @@ EXPERTS = (
     ),
     Variant("no multiply", "the multiplications; decoded weights are xored", (Edit(_EXPERT_GEMM, _EXPERT_XOR),)),
     Variant("no wait", "the wait of the second stage for the first", (nothing_of(_WAIT),)),
-    Variant("no combining", "weighting and summing the experts' rows", (guarded(_COMBINE),)),
+    Variant("no combining", "weighting and summing the experts' rows", (guarded(_COMBINE),), FEWER),
     Variant(
         "gate and up alone",
         "the second stage",

@@ -1,21 +1,21 @@
 """Writes the one file that a GPU host runs: objects of kernels and variants, the runtime pieces of a kit, host.py."""
 
-import itertools
+import functools
+import lzma
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bounding import host
-from bounding.build import Made, built, complaints
-from bounding.table import ARCH, TABLE
+from bounding.build import Made, built, complaints, grouped
+from bounding.table import ARCH, Row
 from ptx_truth import host as talking
-from support.carried import FLAVOURS, PYTHONS, Carried, write
+from support.carried import FLAVOURS, PYTHONS, Carried, packed, write
 
 from kgen.gates.kit_modules import module_files
 from kgen.gates.kit_wheels import Piece, runtime_pieces, tvm_ffi_pieces
 from kgen.gates.runner.job import spec
-from kgen.records import to_json
+from kgen.records import sha256_bytes, to_json
 from kgen.store.paths import cache_path
 
 ENTRIES = (
@@ -38,12 +38,22 @@ def pack(out: Path, made: Sequence[Made], cache: Path) -> int:
     objects = {m.artefact.record.object_sha256: m.artefact.object for m in made}
     pieces += [Piece(f"objects/{sha256}.o", path.read_bytes()) for sha256, path in sorted(objects.items())]
     pieces += [*tvm_ffi_pieces(PYTHONS, cache), *runtime_pieces(FLAVOURS, cache)]
-    return write(out, Carried("bounding.host", ARCH, MAX_BYTES), {"points": points(made)}, pieces)
+    carried = Carried("bounding.host", ARCH, MAX_BYTES, pack=functools.partial(as_kit_has_it, cache / "kit"))
+    return write(out, carried, {"points": points(made)}, pieces)
+
+
+def as_kit_has_it(cache: Path, piece: Piece) -> bytes:
+    """xz of a piece; a library's takes a while, and a kit that was made here has left it in its cache."""
+    sha256 = sha256_bytes(piece.data)
+    kept = cache / f"{sha256}.xz"
+    if kept.is_file() and sha256_bytes(lzma.decompress(data := kept.read_bytes())) == sha256:
+        return data
+    return packed(piece)
 
 
 def points(made: Iterable[Made]) -> list[dict[str, Any]]:
     """The table of contents: the first point of each kernel, then the second ones, as time may end before the list."""
-    groups = [list(group) for _, group in itertools.groupby(made, key=lambda m: (m.row, m.tokens))]
+    groups = grouped(made)
     groups.sort(key=lambda g: g[0].row.tokens.index(g[0].tokens))
     return [_point(group) for group in groups]
 
@@ -66,13 +76,13 @@ def _variant(made: Made) -> dict[str, Any]:
     return {**said, "object_sha256": record.object_sha256, "spec": {**to_json(spec(made.artefact)), "object": ""}}
 
 
-def carry(out: Path, most: int) -> str:
-    """Builds and packs `most` points of each row of the table; a line about the file.
+def carry(out: Path, rows: Sequence[Row]) -> str:
+    """Builds and packs rows of the table; a line about the file.
 
     Raises ValueError for a variant that is not as the table says, BuildError for one that does not compile.
     """
-    made = list(built([replace(row, tokens=row.tokens[:most]) for row in TABLE], cache_path()))
-    groups = [list(group) for _, group in itertools.groupby(made, key=lambda m: (m.row, m.tokens))]
+    made = list(built(rows, cache_path()))
+    groups = grouped(made)
     if wrong := [line for group in groups for line in complaints(group)]:
         raise ValueError("; ".join(wrong))
     size = pack(out, made, cache_path())

@@ -4,7 +4,8 @@ source(row) -> the candidate's text, as it is committed or as its family renders
 points(row) -> the problems, default axes
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bounding import fused, projections, states
@@ -66,3 +67,9 @@ def source(row: Row) -> str:
 def points(row: Row) -> list[Problem]:
     op = REGISTRY.get(row.op)
     return [op.problem(DIMS, n, ARCH) for n in row.tokens]
+
+
+def chosen(words: Sequence[str], most: int) -> list[Row]:
+    """Rows of the ops or candidates that are named (all without a word), with `most` points each."""
+    rows = [r for r in TABLE if not words or r.op in words or r.candidate in words]
+    return [replace(r, tokens=r.tokens[:most]) for r in rows]
