@@ -63,10 +63,11 @@ def drive(work: Work) -> str:
     }
     goes_on = False
     try:
-        with _saver(path) as saver:
-            goes_on = _fits(work, build(steps, saver), config)
-            if not goes_on:
-                saver.delete_thread(work.run.id)
+        if path.exists():  # a new run has none to look at
+            with _saver(path) as saver:
+                goes_on = _fits(work, build(steps, saver), config)
+                if not goes_on:
+                    saver.delete_thread(work.run.id)
     except UNREADABLE:  # damaged within, or of another LangGraph
         _remove(path)
     with _keeping(path), _saver(path) as saver:

@@ -72,7 +72,7 @@ def timed_points(settings: Settings, folder: CandidateFolder) -> tuple[PerfPoint
 def _specimen(
     work: Work, folder: CandidateFolder, verdict: Verdict, number: int, before: Mapping[str, Specimen]
 ) -> Specimen:
-    candidate, builds, quick = folder.candidate(), _builds(folder), quick_result(folder)
+    candidate, builds, quick = folder.candidate(), builds_of(folder), quick_result(folder)
     sound = [b for b in builds if not b.defect]
     timed = [p for p in points_of(work, folder) if p.column == HEADLINE]
     parents = tuple(str(p) for p in candidate.origin.detail.get("parents", ()))
@@ -101,8 +101,9 @@ def _specimen(
     )
 
 
-def _builds(folder: CandidateFolder) -> tuple[BuildRecord, ...]:
-    """The candidate's builds: every round asks for those of all rounds before, whose text is made records once."""
+def builds_of(folder: CandidateFolder) -> tuple[BuildRecord, ...]:
+    """The candidate's builds: each gate asks for them, and every round for those of all rounds before, whose text is
+    made records once."""
     path = folder.file(BUILDS)
     return KEPT.made(BUILDS, read_bytes(path), lambda data: parse_builds(data, path)) if path.exists() else ()
 

@@ -23,6 +23,7 @@ from kgen.gates.runner.job import stock_spec
 from kgen.gates.skipping import skip_without
 from kgen.loop import matrix
 from kgen.loop.building import collect, pool
+from kgen.loop.history import builds_of
 from kgen.loop.intake import ledger, take_in
 from kgen.loop.work import OUT_OF_BUDGET, OUT_OF_TIME, Work
 from kgen.pool.dispatch import PoolError
@@ -68,7 +69,7 @@ def prove_all(work: Work, folders: Sequence[CandidateFolder], gate: str) -> list
 
 
 def _result(work: Work, folder: CandidateFolder, short: str, runners: Mapping[str, Runner]) -> GateResult:
-    builds = folder.builds()
+    builds = builds_of(folder)
     sound = [b for b in builds if not b.defect]
     specs = [stock_spec(b.problem) for b in sound]
     skip = skip_without("cuda", work.op, specs, GATE_NAMES[short], PREFIX[short], next_command(work))
