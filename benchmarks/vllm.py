@@ -3,11 +3,11 @@
 
     PYTHONPATH=tests python benchmarks/vllm.py take FOLDER [--at COMMIT]
 
-FOLDER is what `tests/support/vllm_one.py --out FOLDER/one` and `--damage --out FOLDER/damage` wrote. The record goes to
+FOLDER is what `tests/support/vllm_one.py --out FOLDER/one`, `--damage --out FOLDER/damage` and, where it was run,
+`--features --out FOLDER/features` wrote. The record goes to
 vllm_h200.json, the kernels of all profiled steps to vllm_h200.events.json.xz; docs/vllm.md and README.md are made from
 the record (`python -m kernel_pages`). Times are spans within graph replays by torch.profiler. Where a run has no rounds
-by turns, they are of one profiled step a side, stock's first; the record says which. Not covered: long contexts,
-speculation and structured output, which `vllm_one.py` does not exercise.
+by turns, they are of one profiled step a side, stock's first; the record says which. Not covered: structured output.
 """
 
 import argparse
@@ -42,7 +42,11 @@ def once(events: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def reduced(
-    one: Mapping[str, Any], damage: Mapping[str, Any], events: Mapping[str, Any], commit: str
+    one: Mapping[str, Any],
+    damage: Mapping[str, Any],
+    events: Mapping[str, Any],
+    commit: str,
+    features: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The record of a run."""
     plan = one["record"]
@@ -56,8 +60,13 @@ def reduced(
         "refused": message(refused),
         "by_turns": bool(turns),
         "times": turns or once(events, one["environment"]["config"]),
-        "damage": {name: case for name, case in damage.items() if isinstance(case, dict) and "ok" in case},
+        "damage": _cases(damage),
+        **({"features": _cases(features)} if features else {}),
     }
+
+
+def _cases(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: case for name, case in found.items() if isinstance(case, dict) and ("ok" in case or "failed" in case)}
 
 
 def read_events() -> dict[str, Any]:
@@ -70,8 +79,10 @@ def take(folder: Path, commit: str) -> None:
     one = json.loads((folder / "one" / "one.json").read_text())
     damage = json.loads((folder / "damage" / "damage.json").read_text())
     events = {side: json.loads((folder / "one" / name).read_text()) for side, name in SIDES.items()}
+    also = folder / "features" / "features.json"
+    features = json.loads(also.read_text()) if also.exists() else {}
     EVENTS.write_bytes(lzma.compress(json.dumps(events).encode(), preset=9))
-    RECORD.write_text(json.dumps(reduced(one, damage, events, commit), indent=1) + "\n")
+    RECORD.write_text(json.dumps(reduced(one, damage, events, commit, features), indent=1) + "\n")
 
 
 def apart(base: Path, off: Path) -> None:

@@ -74,3 +74,10 @@ def test_a_difference_between_the_two_processes_would_be_in_the_page() -> None:
     found = {"isolation_in_two_processes": {"batches": [1, 8], "differences": ["batch 8: other tokens"]}}
     assert vllm_served.isolated(found).endswith("at 1 and 8 requests: batch 8: other tokens.")
     assert "were not compared" in vllm_served.isolated({})
+
+
+def test_features_are_told_in_use_or_failed_and_their_absence_too() -> None:
+    assert vllm_served.features({}) == ["Prefix caching, long contexts and speculation were not tried on a GPU."]
+    case = {"ok": True, "used": True, "promoted": ["attn_res"], "common_head": [1.0, 0.5]}
+    _, text = vllm_served.features({"features": {"one": case, "two": {"failed": "ValueError: no"}}})
+    assert "| one | yes | attn_res | 100 %, 50 % |" in text and "failed: ValueError: no" in text

@@ -3,6 +3,7 @@
 
     python3 -P vllm_one.py --builder TINY.py --set FOLDER --out FOLDER [--dense N] [--seconds S] -- --layers 15 ...
     python3 -P vllm_one.py --damage ...             # (e), support/vllm_damage.py; with a small model
+    python3 -P vllm_one.py --features ...           # the rest of (c), support/vllm_features.py; with a small model
 
 `-P`: files beside this one have names of packages. Behind `--`: TINY.py's own options; it makes a small random model,
 and has `K3`, its configuration, and the functions that `Engines` and `loaded` call. `one.json` (or `damage.json`) is
@@ -11,7 +12,7 @@ written anew after every part: a run that is cut leaves what it had.
 Shown: (a) tokens and kernels of a step without the plugin and with it but without its key; (b) promoted kernels in the
 trace, as often as the record says; (c) logits of 512 decode steps that are made to take the same tokens: promoted and
 stock, and stock beside itself in another batch, and requests that join and leave, some sampled with a seed; (d) spans
-of layers and steps of the host, by turns. Not shown: several ranks, long contexts, speculation, structured output.
+of layers and steps of the host, by turns. Not shown: several ranks, structured output.
 """
 
 import argparse
@@ -58,11 +59,12 @@ class Engines:
         builder.register_loader(self.config, options)
         self.keywords = builder.engine_keywords(options)
 
-    def build(self, additional: Mapping[str, Any] | None = None) -> Any:
+    def build(self, additional: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None) -> Any:
+        """`more`: keywords of vLLM's that replace the builder's."""
         folder = Path(f"{self.options.dir}-{len(self._kept)}")  # vLLM remembers the class of each model by its folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config, indent=1))
-        keywords = {**self.keywords, "model": str(folder)}
+        keywords = {**self.keywords, **(more or {}), "model": str(folder)}
         if additional:
             keywords["additional_config"] = dict(additional)
         llm = self.builder.build_engine(keywords, self.options.stall)
@@ -348,6 +350,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--wait", type=Path, help="rounds by turns start once this file is there")
     p.add_argument("--damage", action="store_true")
+    p.add_argument("--features", action="store_true")
     return p.parse_args(argv)
 
 
@@ -359,12 +362,17 @@ def main() -> int:
     limits = {"max_num_seqs": max(8, *a.batches), "gpu_memory_utilization": 0.1,
               "kv_cache_memory_bytes": (1 if a.damage else 3) << 30}  # fmt: skip
     builder, options = loaded(a.builder, [*sizes, json.dumps(limits), *more])
-    results = Results(a.out / ("damage.json" if a.damage else "one.json"))
+    part = "damage" if a.damage else "features" if a.features else "one"
+    results = Results(a.out / f"{part}.json")
     engines = Engines(builder, options, a.dense)
     if a.damage:
         from support.vllm_damage import damage
 
         damage(a.set, a.out, engines, results, a.batches[0])
+    elif a.features:
+        from support.vllm_features import features
+
+        features(a.set, a.out, engines, results)
     else:
         proof(a, engines, results)
     return 0

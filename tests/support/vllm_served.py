@@ -66,6 +66,21 @@ def damage_table(found: Mapping[str, Any]) -> str:
     return table(["what is wrong", "tokens", "lines"], rows)
 
 
+def features(found: Mapping[str, Any]) -> list[str]:
+    """A paragraph and a table; one sentence where no features were tried."""
+    if not (cases := found.get("features")):
+        return ["Prefix caching, long contexts and speculation were not tried on a GPU."]
+    rows = []
+    for name, case in cases.items():
+        if "failed" in case:
+            rows.append([name, f"failed: {case['failed']}", "", ""])
+            continue
+        heads = ", ".join(f"{h * 100:.0f} %" for h in case["common_head"])
+        rows.append([name, "yes" if case["used"] else "no", ", ".join(case["promoted"]), heads])
+    said = "Features, stock's engine and the plugin's one after another; the last column is each request's common head."
+    return [said, table(["feature", "in use", "promoted in its decode graphs", "same tokens"], rows)]
+
+
 def how(found: Mapping[str, Any]) -> str:
     if found["by_turns"]:
         rounds = sorted({int(t["rounds"]) for t in found["times"].values()})
@@ -105,6 +120,7 @@ def region(*_: object) -> str:
         f"Without its key the plugin changes nothing. {isolated(found)}",
         "Broken on purpose, each in a start of its own:",
         damage_table(found),
+        *features(found),
     ]
     return "\n" + "\n".join(part if part.startswith("|") else wrapped(part) for part in said) + "\n"
 
