@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from runner_faults.kernels import SOURCES
+from support.builds import shared
 
 from kgen.diagnosis.perf import findings
 from kgen.diagnosis.shown import of_verdict
@@ -57,7 +58,7 @@ def test_a_barrier_over_more_blocks_than_fit_is_refused_by_the_compile_gate_what
     tmp_path: Path,
 ) -> None:
     candidate, problem = Candidate(OP.name, SOURCES["grid_deadlock"], Origin("t")), OP.problem("nano", 2, "sm_90a")
-    with CompileGate(OP, tmp_path) as gate:
+    with CompileGate(OP, tmp_path, shared()) as gate:
         built = gate.one(candidate, problem)
         report = gate.run(candidate, [problem])
         assert (built.code, gate.built, gate.cached) == ("compile.pass", 1, 1)

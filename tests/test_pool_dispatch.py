@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.builds import shared
 from support.loops import OP, fails_at
 from support.pools import HereNode, HereNodes, here
 from test_numeric_ptx import FAULTS, GOOD
@@ -46,7 +47,7 @@ def node(folder: Path) -> Iterator[HereNode]:
 
 @pytest.fixture(scope="module")
 def local(folder: Path) -> Iterator[CompileGate]:
-    with CompileGate(OP, folder / "local") as gate:
+    with CompileGate(OP, folder / "local", shared()) as gate:
         yield gate
 
 

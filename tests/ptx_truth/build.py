@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptx_truth.entries import ARCH, Case, Scalar
+from support.builds import shared
 
 from kgen.gates.audit import object as objects
 from kgen.gates.audit.cubin import Cubin
 from kgen.gates.audit.recorder import Argument, Recorder
 from kgen.gates.builder import outcome
-from kgen.gates.builder.pool import Builder
 from kgen.records import Launch, sha256_bytes
 
 WORKERS = 2
@@ -45,7 +45,8 @@ def build(cases: Iterable[Case]) -> dict[str, Made]:
     """By key. Raises RuntimeError with the compiler's message for a kernel that does not compile."""
     found: dict[str, Made] = {}
     lock = threading.Lock()
-    with tempfile.TemporaryDirectory() as cache, Builder() as builder:
+    builder = shared()
+    with tempfile.TemporaryDirectory() as cache:
         recorder = Recorder(builder.level, Path(cache))
 
         def one(case: Case) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from runner_faults.kernels import EXPECTED, EXPECTED_BUILD, SOURCES
+from support.builds import shared
 
 from kgen.gates.artefacts import Artefact
-from kgen.gates.builder.pool import Builder
 from kgen.gates.compile import CompileGate
 from kgen.ops import REGISTRY
 from kgen.records import Candidate, Origin, sha256_text, to_json
@@ -21,7 +21,7 @@ def build(cache: Path, keys: Iterable[str] = SOURCES) -> dict[str, Artefact]:
     that is what is tried here."""
     problem = OP.problem(OP.pack.small, TOKENS, ARCH)
     found: dict[str, Artefact] = {}
-    with Builder() as builder, CompileGate(OP, cache, builder) as gate:
+    with CompileGate(OP, cache, shared()) as gate:
         for key in keys:
             candidate = Candidate(OP.name, SOURCES[key], Origin("test"))
             result = gate.run(candidate, [problem]).result
