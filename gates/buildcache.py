@@ -77,13 +77,12 @@ class BuildCache:
 
     def keep(self, key: Key, record: BuildRecord, object_: bytes, ptx: str, cubin: bytes) -> Artefact:
         """Store a pass and its files. Raises StoreError."""
-        self._blobs.put(object_, OBJECT_SUFFIX)
-        self._blobs.put(cubin, ".cubin")
-        ptx_sha256 = self._blobs.put(ptx.encode(), ".ptx")
-        self._results.put(key, {"status": "pass", "record": to_json(record), "ptx_sha256": ptx_sha256})
-        artefact = self._artefact(record, ptx_sha256)
-        assert artefact is not None  # just written
-        return artefact
+        kept = ((object_, OBJECT_SUFFIX), (ptx.encode(), ".ptx"), (cubin, ".cubin"))
+        hashes = [self._blobs.put(data, suffix) for data, suffix in kept]
+        assert (hashes[0], hashes[2]) == (record.object_sha256, record.cubin_sha256)
+        self._results.put(key, {"status": "pass", "record": to_json(record), "ptx_sha256": hashes[1]})
+        files = [self._blobs.where(sha256, suffix) for sha256, (_, suffix) in zip(hashes, kept, strict=True)]
+        return Artefact(record, *files)
 
     def _artefact(self, record: BuildRecord, ptx_sha256: str) -> Artefact | None:
         files = (

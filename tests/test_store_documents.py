@@ -6,6 +6,8 @@ Not covered: what the files of a run hold (test_store_runs), and strictness on r
 import enum
 import json
 import os
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -111,3 +113,29 @@ def test_what_is_kept_has_a_bound_and_those_used_last_stay() -> None:
     for data in (b"aaaa", b"bbbb", b"aaaa", b"cccc", b"aaaa", b"bbbb", b"d" * 11, b"bbbb"):
         assert kept.made("x", data, make) == data[:1]
     assert made == [b"aaaa", b"bbbb", b"cccc", b"bbbb", b"d" * 11, b"bbbb"]
+
+
+def test_what_one_thread_makes_the_others_wait_for_and_a_failure_is_tried_by_the_next() -> None:
+    kept, made, start, found = Kept(100), list[int](), threading.Barrier(4), list[str]()
+
+    def make(data: bytes) -> str:
+        made.append(len(made))
+        time.sleep(0.02)  # for the others to ask meanwhile; none of them has to be in time
+        if len(made) == 1:
+            raise ValueError("the first")
+        return data.decode()
+
+    def ask() -> None:
+        start.wait()
+        try:
+            found.append(kept.made("x", b"text", make))
+        except ValueError as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["text", "text", "text", "the first"] and made == [0, 1]
+    assert kept.made("x", b"text", make) == "text" and made == [0, 1]

@@ -25,31 +25,51 @@ KEPT_BYTES = 8 << 20  # of texts whose records are kept, the latest first; a rec
 
 
 class Kept:
-    """Values by a name and the text that they were made of, `most` bytes of text at most. Thread-safe."""
+    """Values by a name and the text that they were made of, `most` bytes of text at most.
+
+    Thread-safe: who asks for what another thread is making waits for it.
+    """
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
         self._values: dict[tuple[Any, bytes], Any] = {}  # those used last are last
-        self._lock = threading.Lock()
+        self._making: dict[tuple[Any, bytes], int] = {}  # -> the thread that does
+        self._change = threading.Condition()
 
     def made(self, name: Any, data: bytes, make: Callable[[bytes], R]) -> R:
         """`make(data)`, or what it gave before under this name. What it raises is not kept."""
-        key = (name, data)
-        with self._lock:
+        key, me = (name, data), threading.get_ident()
+        with self._change:
+            while key not in self._values and self._making.get(key, me) != me:
+                self._change.wait()
             if key in self._values:
                 value: R = self._values.pop(key)
                 self._values[key] = value
                 return value
-        value = make(data)
-        with self._lock:
-            if key not in self._values:
-                self._values[key] = value
-                self._bytes += len(data)
-            while self._bytes > self._most:
-                oldest = next(iter(self._values))
-                del self._values[oldest]
-                self._bytes -= len(oldest[1])
+            self._making[key] = me
+        try:
+            value = make(data)
+        except BaseException:
+            with self._change:
+                self._done(key)
+            raise
+        with self._change:
+            self._done(key)
+            self._keep(key, value)
         return value
+
+    def _done(self, key: tuple[Any, bytes]) -> None:
+        self._making.pop(key, None)
+        self._change.notify_all()
+
+    def _keep(self, key: tuple[Any, bytes], value: Any) -> None:
+        if key not in self._values:
+            self._values[key] = value
+            self._bytes += len(key[1])
+        while self._bytes > self._most:
+            oldest = next(iter(self._values))
+            del self._values[oldest]
+            self._bytes -= len(oldest[1])
 
 
 KEPT = Kept(KEPT_BYTES)
