@@ -42,6 +42,7 @@ def test_known_rows_fit_an_sm() -> None:
             assert fits(row, tokens, octets=octets), (tokens, row)
 
 
+@pytest.mark.deep  # recorded: benchmarks/families.json
 def test_loops_that_are_rolled_up_are_right_in_the_interpreter(tmp_path: Path) -> None:
     """Queues of 3 steps before K loops of 4 (gate_up) and 8 (down): several turns, and a rest behind them."""
     result = interpreted(OP, SHORT, [OP.problem("nano", 1, "sm_90a")], tmp_path)
