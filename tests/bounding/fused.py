@@ -148,7 +148,7 @@ _PEERS = """            for r in cutlass.range_constexpr(self.ranks):
 """
 
 RESIDUAL = (
-    Variant("no multiply", _NO_MULTIPLY, (Edit(_GEMM, _XOR.format("wf", "xf")),)),
+    Variant("no multiply", _NO_MULTIPLY, (Edit(_GEMM, _XOR.format("wf", "fb")),)),
     Variant(
         "no activations",
         "the activations' loads: the weights are multiplied by zeros",
