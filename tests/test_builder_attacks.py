@@ -94,11 +94,16 @@ def test_an_attack_does_not_get_away(builder: Builder, name: str) -> None:
     _settle(processes)
 
 
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Builder]:
+    with Builder(NONE, LIMITS, wall_seconds=30) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", ["network", "secrets", "other_jobs"])
-def test_without_a_fence_the_harmless_attacks_succeed(name: str) -> None:
+def test_without_a_fence_the_harmless_attacks_succeed(name: str, bare: Builder) -> None:
     """Else they would prove nothing."""
-    with Builder(NONE, LIMITS, wall_seconds=30) as bare:
-        got = bare.build(attack(name), SIGNATURE)
+    got = bare.build(attack(name), SIGNATURE)
     assert isinstance(got, BuildFailure)
     assert "ESCAPED" in got.message.splitlines()[-1]
 

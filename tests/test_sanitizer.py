@@ -33,7 +33,9 @@ def run(folder: Path, name: str, program: str) -> dict[str, object]:
     return sanitizer._run_tool(program, name, OP, [spec], folder / "cache", "cpu")
 
 
-@pytest.mark.parametrize("name", sanitizer.TOOLS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(t, marks=[pytest.mark.deep] * (t not in ("memcheck", "synccheck"))) for t in sanitizer.TOOLS]
+)
 def test_a_clean_report_is_a_pass_that_is_remembered(tmp_path: Path, name: str) -> None:
     program = tool(tmp_path, errors=0)
     assert run(tmp_path, name, program)["status"] == "pass"
@@ -50,11 +52,15 @@ def test_barriers_that_the_tool_cannot_follow_are_its_limit_and_no_error_of_the_
     found = run(tmp_path, "synccheck", tool(tmp_path, OVERFLOW, "", errors=errors))
     assert found["status"] == "skip" and "more barriers" in str(found["reason"])
     assert sanitizer.complaints({"synccheck": found}) == []
-    assert run(tmp_path, "synccheck", tool(tmp_path, errors=0))["status"] == "pass", "a skip is not remembered"
+    if errors:
+        assert run(tmp_path, "synccheck", tool(tmp_path, errors=0))["status"] == "pass", "a skip is not remembered"
 
 
-@pytest.mark.parametrize("lines", [(BARRIER,), (OVERFLOW, BARRIER), (BARRIER, OVERFLOW)])
-@pytest.mark.parametrize("errors", [1, 2])
+BESIDE = [((OVERFLOW, BARRIER), 2), ((BARRIER, OVERFLOW), 1)]
+MORE = [((BARRIER,), 1), ((BARRIER,), 2), ((OVERFLOW, BARRIER), 1), ((BARRIER, OVERFLOW), 2)]
+
+
+@pytest.mark.parametrize(("lines", "errors"), [*BESIDE, *(pytest.param(*row, marks=pytest.mark.deep) for row in MORE)])
 def test_an_error_beside_it_still_counts(tmp_path: Path, lines: tuple[str, ...], errors: int) -> None:
     found = run(tmp_path, "synccheck", tool(tmp_path, *lines, errors=errors))
     assert found["status"] == "fail" and found["errors"] == errors
