@@ -1,6 +1,7 @@
 """unit-numeric bites: the stock op passes in a candidate's place, and each planted fault is refused under its code.
 
-A real runner process each time; on CPU the graph check replays plain calls. tests/test_runtime_gpu.py repeats it with
+A real runner process for what a process can do, and once for what a judge can see; the rest, whose runner is as good in
+this process, is run here. On CPU the graph check replays plain calls. tests/test_runtime_gpu.py repeats it with
 CUDA graphs.
 """
 
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_numeric_ops import Bench
 
 from kgen.gates import numeric
+from kgen.gates.runner import faults
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.numeric import FAMILY, GRAPH, PADDED
 from kgen.ops import REGISTRY
@@ -17,7 +20,6 @@ from kgen.records import GateResult, Status
 
 CACHE = Path("/nowhere")  # the stand-in links nothing
 FAULTS = [  # op, tokens, fault, code
-    ("moe_shared", 4, "scaled", "numeric.error"),
     ("moe_shared", 4, "zeros", "numeric.error"),
     ("attn_res", 2, "state_bit", "numeric.exact"),
     ("moe_shared", 1, "past_end", "numeric.guard"),
@@ -26,6 +28,9 @@ FAULTS = [  # op, tokens, fault, code
     ("moe_shared", 1, "jitter", "numeric.nondeterministic"),
     ("moe_shared", 1, "stale", "numeric.graph"),
     ("moe_shared", 16, "mixes_rows", "numeric.padding"),
+]
+OF_A_PROCESS = [
+    ("moe_shared", 4, "scaled", "numeric.error"),
     ("moe_shared", 1, "dies", "numeric.crash"),
     ("moe_shared", 1, "raises", "numeric.crash"),
 ]
@@ -51,7 +56,18 @@ def test_the_stock_op_passes_in_a_candidates_place(op: str, tokens: int) -> None
 
 
 @pytest.mark.parametrize(("op", "tokens", "fault", "code"), FAULTS)
-def test_a_planted_fault_is_refused_under_its_code(op: str, tokens: int, fault: str, code: str) -> None:
+def test_a_planted_fault_is_refused_under_its_code(
+    op: str, tokens: int, fault: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Bench(tmp_path, monkeypatch).code(op, tokens, faults.FAULTS[fault])
+    assert f"numeric.{found}" == code
+
+
+@pytest.mark.parametrize(
+    ("op", "tokens", "fault", "code"),
+    [*OF_A_PROCESS, *(pytest.param(*row, marks=pytest.mark.deep) for row in FAULTS)],
+)
+def test_a_fault_in_a_runner_process_is_refused_under_its_code(op: str, tokens: int, fault: str, code: str) -> None:
     result = judged(op, tokens, fault)
     assert (result.status, result.code) == (Status.FAIL, code), result.message
     assert REGISTRY.get(op).pack.small in result.message, "the message names the point"
