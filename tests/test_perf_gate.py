@@ -1,14 +1,23 @@
-"""perf-sweep bites: every timed output is judged, labels follow the interval, impossible speeds are refused."""
+"""perf-sweep bites: every timed output is judged, labels follow the interval, impossible speeds are refused.
 
+A whole sweep and one that dies have a real runner process; for what a judge sees the runner's code runs in this one.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from exploits.harness.running import _run
 
 from kgen.gates import perf, perf_judge
 from kgen.gates.rates import MEASURED
+from kgen.gates.runner import perf as runner
 from kgen.gates.runner import subject
 from kgen.gates.runner.contestants import Contestant, rotation
 from kgen.gates.runner.host import Outcome
@@ -22,13 +31,23 @@ OP = REGISTRY.get("moe_shared")
 SMALL, SERVED = OP.pack.small, OP.pack.served[0]
 FEW = {GRAPH: 3, CHAINED: 2, COLD: 3}
 H200 = MEASURED["NVIDIA H200"]
+WITH_A_PROCESS = ((16, ""), (1, "dies"))
+
+
+@contextmanager
+def in_this_process(kind: str, job: Mapping[str, Any], **limits: float) -> Iterator[Outcome]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield _run(runner.run, job, Path(folder))
 
 
 @cache
 def swept(tokens: int, fault: str = "", op: str = "moe_shared") -> tuple[GateResult, tuple[PerfPoint, ...], dict]:  # type: ignore[type-arg]
     contract = REGISTRY.get(op)
     spec = stock_spec(contract.problem(SMALL, tokens, "sm_90a"), fault)
-    return perf.run_specs(contract, [spec], cache=Path("/nowhere"), device="cpu", dims=(SMALL,), repetitions=FEW)
+    with pytest.MonkeyPatch.context() as patch:
+        if (tokens, fault) not in WITH_A_PROCESS:
+            patch.setattr(perf, "running", in_this_process)
+        return perf.run_specs(contract, [spec], cache=Path("/nowhere"), device="cpu", dims=(SMALL,), repetitions=FEW)
 
 
 def test_each_bin_and_its_padded_counts_are_timed_in_every_column() -> None:
