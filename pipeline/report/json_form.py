@@ -15,7 +15,7 @@ def as_json(doc: Document) -> dict[str, Any]:
     """Everything that a reader needs; sources and build records stay in the run folder, by hash."""
     return {
         "schema": SCHEMA,
-        **({"routing": how} if (how := routing_of(doc.op, doc.subject.results if doc.subject else ())) else {}),
+        "routing": routing_of(doc.op, doc.subject.results if doc.subject else ()),
         "op": doc.op.name,
         "op_contract": doc.op.contract_sha256(),
         "gate_contract": GATE_CONTRACT,
