@@ -138,7 +138,7 @@ def _launch(state: _State, module: Module, launch: Launch, number: int, maps: Ma
         state.plans[entry.name] = plan(module, entry, state.run.space)
     made = state.plans[entry.name]
     geometry = Geometry(launch.grid, launch.block, launch.cluster, made.shared + launch.dynamic_smem)
-    params, described = _parameters(state.run.space, entry, launch, {a: m for (n, a), m in maps.items() if n == number})
+    params, described = parameters(state.run.space, entry, launch, {a: m for (n, a), m in maps.items() if n == number})
     if not launch.attributes.get("pdl"):
         state.before = Before()
     regions: dict[str, Region] = {}
@@ -153,7 +153,7 @@ def _launch(state: _State, module: Module, launch: Launch, number: int, maps: Ma
     state.before = _after(state, regions, bool(launch.attributes.get("pdl")) and not waited)
 
 
-def _parameters(
+def parameters(
     space: Space, entry: Entry, launch: Launch, maps: Mapping[int, TensorMap]
 ) -> tuple[bytes, dict[int, TensorMap]]:
     """The parameters' bytes, with addresses of the run's own, and the described tensors by offset."""

@@ -185,6 +185,11 @@ class Machine:
 
     # -- memory
 
+    def parameter(self, group: Group, start: int, size: int) -> Array:
+        """The word of `size` bytes at an offset among the parameters: one for all lanes."""
+        found: Array = self.params.data[start : start + size].copy().view(f"u{size}")
+        return found
+
     def region(self, tensor: Tensor) -> Region | None:
         if not tensor.writable:
             return None

@@ -39,7 +39,7 @@ def form(i: Instruction) -> tuple[str, int, str]:
 
 
 def _parameter(d: Decoder, i: Instruction, count: int, kind: str) -> Step | None:
-    """ld.param of a fixed place: the same words for every lane, read from the launch's bytes."""
+    """ld.param of a fixed place, read from the launch's bytes."""
     address = i.operands[1]
     if not isinstance(address, Address) or not isinstance(address.base, Sym):
         return None
@@ -54,8 +54,7 @@ def _parameter(d: Decoder, i: Instruction, count: int, kind: str) -> Step | None
 
     def step(m: "Machine", g: Group) -> Ended:
         for at, number in enumerate(numbers):
-            raw = m.params.data[start + at * each : start + (at + 1) * each]
-            value = raw.copy().view(f"u{each}")
+            value = m.parameter(g, start + at * each, each)
             if number >= 0:
                 m.registers[number] = g.write(m.registers[number], sized(value, kind, d.bits(number)))
         return None
