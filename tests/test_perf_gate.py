@@ -3,21 +3,16 @@
 A whole sweep and one that dies have a real runner process; for what a judge sees the runner's code runs in this one.
 """
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from exploits.harness.running import _run
+from support.inside import in_this_process
 
 from kgen.gates import perf, perf_judge
 from kgen.gates.rates import MEASURED
-from kgen.gates.runner import perf as runner
 from kgen.gates.runner import subject
 from kgen.gates.runner.contestants import Contestant, rotation
 from kgen.gates.runner.host import Outcome
@@ -32,12 +27,6 @@ SMALL, SERVED = OP.pack.small, OP.pack.served[0]
 FEW = {GRAPH: 3, CHAINED: 2, COLD: 3}
 H200 = MEASURED["NVIDIA H200"]
 WITH_A_PROCESS = ((16, ""), (1, "dies"))
-
-
-@contextmanager
-def in_this_process(kind: str, job: Mapping[str, Any], **limits: float) -> Iterator[Outcome]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield _run(runner.run, job, Path(folder))
 
 
 @cache

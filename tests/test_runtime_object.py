@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.inside import in_this_process
 
 from kgen.gates import numeric, perf
 from kgen.gates.runner.job import LoadSpec
@@ -44,7 +45,8 @@ def test_an_object_that_is_right_passes(folder: Path) -> None:
     assert {r["status"] for r in result.evidence["sanitizer"].values()} == {"skip"}, "said, not silently left out"
 
 
-def test_an_object_that_is_wrong_is_refused_on_its_numbers(folder: Path) -> None:
+def test_an_object_that_is_wrong_is_refused_on_its_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numeric, "running", in_this_process)
     result = numeric.run_specs(OP, [built(folder, "negate", 2)], cache=folder / "cache", device="cpu")
     assert (result.status, result.code) == (Status.FAIL, "numeric.error"), result.message
 
@@ -55,7 +57,7 @@ def test_an_object_called_with_the_wrong_arguments_is_a_crash_of_its_own(folder:
     assert (result.status, result.code) == (Status.FAIL, "numeric.crash"), result.message
 
 
-def test_the_timed_outputs_of_an_object_are_judged(folder: Path) -> None:
+def test_the_timed_outputs_of_an_object_are_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"graph": 2, "chained": 1, "cold": 2}
     common = {"cache": folder / "cache", "device": "cpu", "dims": (SMALL,), "repetitions": few}
     right, points, _ = perf.run_specs(
@@ -63,6 +65,7 @@ def test_the_timed_outputs_of_an_object_are_judged(folder: Path) -> None:
     )
     assert right.code in ("perf.pass", "perf.no_win"), right.message
     assert all(set(p.baselines_us) == {"stock", "champion"} for p in points)
+    monkeypatch.setattr(perf, "running", in_this_process)
     wrong, _, _ = perf.run_specs(OP, [built(folder, "negate", 1)], **common)
     assert (wrong.status, wrong.code) == (Status.FAIL, "perf.wrong"), wrong.message
 
