@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from bounding import host, page
 from bounding.build import built, complaints, grouped
+from bounding.compiled import COMPILED, stale
 from bounding.record import Point, taken
 from bounding.record import complaints as wrong_with
 from bounding.table import TABLE, Row, points, source
@@ -88,6 +89,25 @@ def test_what_is_furthest_from_its_aim_is_measured_at_many_tokens_first() -> Non
     for row in TABLE:
         assert [p.tokens for p in points(row)] == list(row.tokens)
         assert len({v.name for v in row.variants} | {BASE}) == len(row.variants) + 1
+
+
+@ROWS
+def test_every_variant_was_compiled_as_it_is_and_keeps_its_loads(row: Row) -> None:
+    record = json.loads(COMPILED.read_text(encoding="utf-8"))
+    assert stale(record, [row]) == []
+    for tokens in row.tokens:
+        made = record["points"][f"{row.op} {row.candidate} t{tokens}"]
+        assert len({facts["object_sha256"] for facts in made.values()}) == len(made), "a variant leaves nothing out"
+
+
+def test_a_record_of_another_source_or_of_other_loads_is_stale() -> None:
+    row, record = TABLE[0], json.loads(COMPILED.read_text(encoding="utf-8"))
+    made = record["points"][f"{row.op} {row.candidate} t{row.tokens[0]}"]
+    made["no norm"]["source_sha256"] = "0" * 64
+    made["no advance"]["global_loads_16b"] -= 1
+    del made[EMPTY]
+    said = [line.partition(": ")[0].removeprefix(f"{row.op} {row.candidate} t64 ") for line in stale(record, [row])]
+    assert said == ["no advance", "no norm", EMPTY]
 
 
 @pytest.mark.deep

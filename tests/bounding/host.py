@@ -22,7 +22,7 @@ from typing import Any
 from ptx_truth.host import converse
 
 SCHEMA = "kgen.bounds/1"
-START_SECONDS, EACH_SECONDS, ALL_SECONDS, COUNTER_SECONDS = 90.0, 25.0, 150.0, 40.0
+START_SECONDS, EACH_SECONDS, ALL_SECONDS, COUNTER_SECONDS = 90.0, 45.0, 150.0, 40.0
 TIMED_SHARE = 0.7  # of the seconds, after which counters begin
 REPETITIONS, SEED = 30, 1
 WORKER = "--worker"

@@ -8,6 +8,7 @@ from typing import Any
 
 from bounding import host
 from bounding.build import Made, built, complaints, grouped
+from bounding.compiled import noted
 from bounding.table import ARCH, Row
 from ptx_truth import host as talking
 from support.carried import FLAVOURS, PYTHONS, Carried, packed, write
@@ -77,7 +78,7 @@ def _variant(made: Made) -> dict[str, Any]:
 
 
 def carry(out: Path, rows: Sequence[Row]) -> str:
-    """Builds and packs rows of the table; a line about the file.
+    """Builds and packs rows of the table, and notes what was compiled; a line about the file.
 
     Raises ValueError for a variant that is not as the table says, BuildError for one that does not compile.
     """
@@ -85,5 +86,6 @@ def carry(out: Path, rows: Sequence[Row]) -> str:
     groups = grouped(made)
     if wrong := [line for group in groups for line in complaints(group)]:
         raise ValueError("; ".join(wrong))
+    noted(groups)
     size = pack(out, made, cache_path())
     return f"{out}: {len(groups)} points, {len(made)} objects, {size / (1 << 20):.1f} MiB"

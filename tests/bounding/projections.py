@@ -104,15 +104,9 @@ SKINNY = (
         FEWER,
     ),
     Variant(
-        "no second kernel",
-        "the kernel that adds the slices of K",
-        (
-            nothing_of(
-                "        self.add(part, out).launch(grid=[blocks, 1, 1], block=[self.THREADS, 1, 1], stream=stream,"
-                " use_pdl=PDL)\n"
-            ),
-        ),
-        FEWER,
+        "no sum over K",
+        "adding the warps' parts of K and writing the outputs",
+        (Edit("if token < self.tokens:", f"if {NEVER}:"),),
     ),
     HOLLOW,
 )
