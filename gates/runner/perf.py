@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 
 from kgen.contract import Op, Values
 from kgen.gates import routing, timing
@@ -186,9 +185,16 @@ def uncompilable(side: Functional) -> str:
     """
     try:
         side.run(side.values[0])
-    except BackendCompilerFailed as error:
+    except _not_compiled() as error:
         return " ".join(str(error).split())[:200] or type(error).__name__
     return ""
+
+
+def _not_compiled() -> type[Exception]:
+    """Looked at only where something was raised: importing it takes seconds, in every process that times or judges."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return BackendCompilerFailed
 
 
 def _side(side: "Contestant | Functional", op: Op, seed: int, column: str) -> timing.Side:
