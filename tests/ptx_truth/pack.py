@@ -23,6 +23,7 @@ from kgen.records import sha256_bytes
 from kgen.store.paths import cache_path
 
 ENTRIES = ("kgen.serve.launcher", "kgen.serve.link", "kgen.gates.environment")
+REPEATING = ({"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 64 << 20},)
 MAX_BYTES = 30 << 20
 
 
@@ -70,7 +71,7 @@ def _packed(piece: Piece) -> bytes:
     """xz. The filter for machine code would break what repeats in large inputs; a large dictionary takes its time."""
     if len(piece.data) < BIG:
         return lzma.compress(piece.data, preset=1)
-    filters = FILTERS[1:] if piece.path.startswith("inputs/") else FILTERS
+    filters = REPEATING if piece.path.startswith("inputs/") else FILTERS
     return lzma.compress(piece.data, format=lzma.FORMAT_XZ, filters=filters)
 
 

@@ -27,7 +27,7 @@ SMALL = 1024  # smaller files are not worth compressing by themselves
 
 
 def packed(piece: Piece) -> bytes:
-    """xz, with the filter for machine code; its large dictionary takes longer to make than a small file to compress."""
+    """xz, of larger files with the filter for machine code."""
     if len(piece.data) < BIG:
         return lzma.compress(piece.data, preset=1)
     return lzma.compress(piece.data, format=lzma.FORMAT_XZ, filters=FILTERS)
