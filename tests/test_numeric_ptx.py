@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.builds import shared
+from support.inside import in_this_process
 from support.loops import kgen
 
 from kgen.contract import Op
@@ -64,14 +65,20 @@ def test_a_right_kernel_passes_and_the_result_says_where(made: Made, tmp_path: P
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=[pytest.mark.deep] * (f == "leaves a token out")) for f in FAULTS]
 )
-def test_a_planted_fault_is_refused_under_its_code(fault: str, made: Made, tmp_path: Path) -> None:
+def test_a_planted_fault_is_refused_under_its_code(
+    fault: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numeric, "running", in_this_process)
     before, after, code = FAULTS[fault]
     assert before in GOOD
     result = judged(OP, made(OP, GOOD.replace(before, after), TOKENS), tmp_path)
     assert (result.status, result.code) == (Status.FAIL, code), result.message
 
 
-def test_scalars_and_states_reach_the_kernel_as_each_call_has_them(made: Made, tmp_path: Path) -> None:
+def test_scalars_and_states_reach_the_kernel_as_each_call_has_them(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numeric, "running", in_this_process)
     op = REGISTRY.get("attn_res")
     result = judged(op, made(op, render(FAMILIES[op.name].known[0]), 4), tmp_path)
     assert (result.status, result.code) == (Status.PASS, "numeric.ptx_pass"), result.message
