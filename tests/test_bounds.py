@@ -239,8 +239,8 @@ WORKER = """
 """
 
 
-@pytest.mark.parametrize("how", ["fault", "death"])
-def test_a_variant_that_faults_is_left_out_and_the_rest_is_measured(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "said"), [("fault", "CUDA error"), ("death", "status 1: died")])
+def test_a_variant_that_faults_is_left_out_and_the_rest_is_measured(tmp_path: Path, how: str, said: str) -> None:
     script = tmp_path / "worker.py"
     script.write_text(f"HOW = {how!r}\n" + textwrap.dedent(WORKER))
     points_ = [{"key": k, "op": "o", "candidate": "c", "problem": "p", "tokens": 1, "variants": []} for k in "abc"]
@@ -249,7 +249,7 @@ def test_a_variant_that_faults_is_left_out_and_the_rest_is_measured(tmp_path: Pa
     for record in host.gather([sys.executable, str(script)], points_, found, end):
         host.taken(found, points_, record)
     assert list(found["points"]) == ["a", "b", "c"] and list(found["failed"]) == ["b hangs"]
-    assert found["environment"] == {"gpu": "G"}
+    assert said in found["failed"]["b hangs"] and found["environment"] == {"gpu": "G"}
     assert list(host.gather([sys.executable, str(script)], points_, found, end)) == []  # taken up where it stopped
 
 
@@ -263,6 +263,8 @@ def test_all_variants_of_a_point_are_timed_over_the_same_rotation(tmp_path: Path
     assert [r["at"] for r in records[:-1]] == [["k", ""], ["k", BASE], ["k", "no a"], ["k", ""]]
     last = records[-1]
     assert {n: len(us) for n, us in last["us"].items()} == {BASE: host.REPETITIONS, "no a": host.REPETITIONS}
+    with pytest.raises(ValueError, match="the kernel itself"):
+        list(host.measure(tmp_path, point, [f"k {BASE}"], timing.Clock("cpu")))
     assert last["calls"] % last["sets"] == 0 and all(us > 0 for us in last["us"][BASE])
 
 

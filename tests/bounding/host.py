@@ -81,11 +81,13 @@ def gather(command: Sequence[str], points: Sequence[Record], result: Record, end
     left = [p["key"] for p in points if p["key"] not in result["points"]]
     idle = 0
     while left and idle < 2 and time.monotonic() < end:
-        at, before, why = ["", ""], len(left), ""
+        at, before, why, told = ["", ""], len(left), "", False
         job = {"points": left, "skip": sorted(result["failed"])}
         for record in converse([*command, json.dumps(job)], START_SECONDS, EACH_SECONDS):
             at = record.get("at", at)
             if "failed" in record:
+                told = True
+                left = [key for key in left if key != record["failed"]]  # a whole point, or one of its variants
                 yield record
             elif "environment" in record or "key" in record:
                 left = [key for key in left if key != record.get("key")]
@@ -93,6 +95,8 @@ def gather(command: Sequence[str], points: Sequence[Record], result: Record, end
             why = record.get("ended", why)
             if time.monotonic() > end:
                 return
+        if told:
+            continue
         if why and at[0]:
             yield {"failed": f"{at[0]} {at[1]}".strip(), "error": why}
             left = left if at[1] else [key for key in left if key != at[0]]
@@ -160,6 +164,8 @@ def measure(root: Path, point: Record, skip: Iterable[str], clock: Any) -> Itera
     key, device, since = point["key"], clock.device, time.monotonic()
     yield {"at": [key, ""]}
     specs = {v["name"]: spec_of(root, v) for v in point["variants"] if f"{key} {v['name']}" not in skip}
+    if point["variants"][0]["name"] not in specs:
+        raise ValueError("the kernel itself cannot be timed")
     problem = next(iter(specs.values())).problem
     with torch.no_grad():
         turns = contestants.rotation(REGISTRY.get(problem.op), problem, SEED, device)
