@@ -83,7 +83,8 @@ def fitted(weight: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor) -> to
     logits = x @ wide.T
     best = torch.zeros_like(logits, dtype=torch.bool).scatter(1, wanted, True)
     target = torch.where(best, LIFT + logits.abs(), -logits.abs())
-    return (wide + (torch.linalg.pinv(x) @ (target - logits)).T).to(weight.dtype)
+    inverse: torch.Tensor = torch.linalg.pinv(x)
+    return (wide + (inverse @ (target - logits)).T).to(weight.dtype)
 
 
 def _turn(built: Built, drawn: Drawn, fresh: bool) -> None:

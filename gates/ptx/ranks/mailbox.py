@@ -137,7 +137,7 @@ class Mailboxes:
         per = max(WORD // region.granule, 1)
         first = words * WORD // region.granule
         stamps = region.writes[first[:, None] + np.arange(per)]
-        found: Array = m.clocks.ordered(stamps, index).all(axis=1)
+        found: Array = np.asarray(m.clocks.ordered(stamps, index).all(axis=1))
         return found
 
     def settle(self, m: Machine) -> None:
