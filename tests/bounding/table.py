@@ -43,6 +43,7 @@ TABLE = (
     Row("lm_head_argmax", "3e80b106864e", (32,), projections.HEAD_QUEUE),
     Row("lm_head_argmax", "d23f4edea098", (64,), projections.HEAD_STREAM),
     Row("dense_mlp", "e8c89249a54e", (64,), fused.TWO_STAGES),
+    Row("moe_shared", "e56cafe5a884", (64, 1), fused.TWO_STAGES),
     Row("mla_q", "9fada89fb3d1", (64,), states.MLA_Q),
     Row("oproj_allreduce_residual", "bbb57705a4e3", (64,), fused.RESIDUAL),
     Row("moe_router", "cd7cd05963e8", (64,), fused.ROUTER),
