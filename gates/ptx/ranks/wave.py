@@ -144,13 +144,13 @@ class RankWave(Wave):
         self.ready.add(0, self.lanes.exists)
         idle, seen = 0, -1
         while self.lanes.alive:
-            if self.ready.only_late and seen == self.mutations:
+            if seen != self.mutations:
+                idle, seen = 0, self.mutations
+            elif self.ready.only_late:  # turns in which others compute, or a spinning group pauses, do not count
                 idle += 1
                 if idle > IDLE * len(self.ready.spinning):
                     self._name_waits()
                     return False
-            else:
-                idle, seen = 0, self.mutations
             picked = self.ready.pick()
             if picked is None:
                 return self._stuck()
