@@ -209,7 +209,7 @@ def ranked_region(root: Path, op: str) -> str:
 
 def bounds_region(root: Path, op: str) -> str:
     """What kernels of the op take with one stage left out, where that was measured."""
-    return page.region(op)
+    return page.region(op, {p.candidate[:12] for p in serving(op, root)})
 
 
 def index_region(root: Path) -> str:

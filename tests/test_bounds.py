@@ -126,7 +126,13 @@ def test_every_variant_compiles_and_keeps_its_loads(row: Row) -> None:
 
 def result(us: dict[str, list[float]], failed: dict[str, str] | None = None) -> dict[str, Any]:
     """What a host writes of one point of a made-up kernel."""
-    left = {BASE: "nothing", "no a": "stage a", "no b": "stage b", "a": "all but stage a", EMPTY: "everything"}
+    left = {
+        BASE: "nothing",
+        "no a": "stage a; the rest stays",
+        "no b": "stage b",
+        "a": "all but stage a",
+        EMPTY: "everything",
+    }
     variants = [
         {"name": n, "left": w, "loads": "same", "alone": n in ("a", EMPTY), "object_sha256": f"{i:064}"}
         for i, (n, w) in enumerate(left.items())
@@ -156,7 +162,7 @@ def recorded(tmp_path: Path, given: dict[str, Any]) -> Path:
 
 
 def test_a_page_names_the_stage_that_saves_most_and_what_is_left_alone(tmp_path: Path) -> None:
-    text = page.region("kda_core", recorded(tmp_path, result(TIMES)))
+    text = page.region("kda_core", path=recorded(tmp_path, result(TIMES)))
     flat = " ".join(text.split())
     assert "At 64 tokens it takes 41.00 µs, its launches alone 2.00;" in flat
     assert "most is saved by leaving out stage a: 11.00 µs, 27 %." in flat  # 41 - 30, of 41
@@ -169,22 +175,28 @@ def test_a_page_names_the_stage_that_saves_most_and_what_is_left_alone(tmp_path:
 
 def test_a_page_says_that_no_single_stage_bounds_a_kernel_where_none_saves_much(tmp_path: Path) -> None:
     little = {**TIMES, "no a": [39.5]}  # 1.5 of 41: below 5 %
-    flat = " ".join(page.region("kda_core", recorded(tmp_path, result(little))).split())
+    flat = " ".join(page.region("kda_core", path=recorded(tmp_path, result(little))).split())
     assert "leaving out any single stage saves less than 5 % of that" in flat and "most is saved" not in flat
 
 
 def test_a_page_says_which_variant_was_not_timed(tmp_path: Path) -> None:
     lost = {name: us for name, us in TIMES.items() if name != "no a"}
-    text = page.region("kda_core", recorded(tmp_path, result(lost, {"no a": "killed after 25 s"})))
-    assert "| no a | stage a | – |" in text
+    text = page.region("kda_core", path=recorded(tmp_path, result(lost, {"no a": "killed after 25 s"})))
+    assert "| no a | stage a; the rest stays | – |" in text
     assert "“no a” was not timed: killed after 25 s." in " ".join(text.split())
+
+
+def test_a_page_says_whether_the_measured_kernel_serves(tmp_path: Path) -> None:
+    path = recorded(tmp_path, result(TIMES))
+    assert "`0123456789ab`, which serves," in page.region("kda_core", {"0123456789ab"}, path)
+    assert "`0123456789ab`, which does not serve now," in page.region("kda_core", {"f" * 12}, path)
 
 
 @pytest.mark.parametrize("op", ["kda_core", "mla_q"])
 def test_a_page_without_a_record_says_that_nothing_was_measured(tmp_path: Path, op: str) -> None:
-    text = page.region(op, tmp_path / "absent.json")
+    text = page.region(op, path=tmp_path / "absent.json")
     assert " ".join(text.split()) == page.NOT_MEASURED
-    other = page.region("mla_q", recorded(tmp_path, result(TIMES)))
+    other = page.region("mla_q", path=recorded(tmp_path, result(TIMES)))
     assert " ".join(other.split()) == page.NOT_MEASURED
 
 

@@ -9,7 +9,7 @@ at least SHARE of the kernel's time; else no single stage does. What is left alo
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from bounding.record import RECORD, Point, points
@@ -37,8 +37,8 @@ SHOWN = (  # of ncu.METRICS
 KERNEL = re.compile(r"kernel_cutlass_(?:(\w+?)_)?candidate(\w+?)_object")
 
 
-def region(op: str, path: Path = RECORD) -> str:
-    """The section's generated part, an empty line before and behind."""
+def region(op: str, serves: Collection[str] = (), path: Path = RECORD) -> str:
+    """The section's generated part, an empty line before and behind. `serves`: candidates of the kernel set."""
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"points": []}
     found = points(record, op)
     if not found:
@@ -49,8 +49,9 @@ def region(op: str, path: Path = RECORD) -> str:
     ]
     for candidate in dict.fromkeys(p.candidate for p in found):
         own = [p for p in found if p.candidate == candidate]
+        which = "serves" if candidate in serves else "does not serve now"
         parts += [
-            f"`{candidate}` as it is, and with one thing left out:\n",
+            f"`{candidate}`, which {which}, as it is and with one thing left out:\n",
             _times(own),
             _sentences(own),
             _counters(own),
@@ -86,12 +87,17 @@ def sentence(point: Point) -> str:
         said += f", its launches alone {us(point.us[EMPTY])}"
     name, most = next(iter(point.saved.items()), ("", 0.0))
     if most >= SHARE * whole:
-        said += f"; most is saved by leaving out {point.left[name]}: {us(most)} µs, {percent(most / whole)}."
+        said += f"; most is saved by leaving out {_briefly(point.left[name])}: {us(most)} µs, {percent(most / whole)}."
     else:
         said += f"; leaving out any single stage saves less than {percent(SHARE)} of that."
     rest = [f"“{n}” takes {us(point.us[n])} µs, {percent(point.us[n] / whole)}" for n in point.alone if n in point.us]
     lost = [f"“{n}” was not timed: {why.rstrip('.')}" for n, why in point.failed.items()]
     return " ".join([said, *(f"{text[0].upper()}{text[1:]}." for text in (*rest, *lost))])
+
+
+def _briefly(left: str) -> str:
+    """Without what the table adds on what stays."""
+    return re.split("[:;]", left)[0]
 
 
 def _counters(own: Sequence[Point]) -> str:
