@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.vllm_standin import KimiLinearForCausalLM, Mode, configuration
+from support.vllm_standin import KimiLinearForCausalLM, Mode, configuration, with_whole_blocks
 from torch import nn
 
 from kgen.serve.vllm.guards import CONFIG, SITE, Refusal, Stage, cache_refusals, config_refusals, message, site_refusals
 from kgen.serve.vllm.seats import OPS, Site, sites
 
 Change = Callable[[Any], object]
+small_sizes = pytest.fixture(autouse=True)(with_whole_blocks)
 
 
 def put(path: str, value: object) -> Change:
@@ -112,6 +113,10 @@ SITES: dict[tuple[str, str], Change] = {
     ("moe_router", "a router that chooses by group"): put(
         "experts.router", SimpleNamespace(top_k=4, _compute_routing=print)
     ),
+    ("moe_tail", "no sum over ranks within it (tensor parallel size 1)"): put("experts.moe_config.tp_size", 8),
+    ("moe_tail", "a shared expert"): put("shared_experts", None),
+    ("moe_tail", "no factor of the experts' sum"): put("experts.routed_scaling_factor", 2.5),
+    ("moe_tail", "the calls that its seat replaces"): put("experts.routed_output_transform", nn.Identity()),
 }
 
 

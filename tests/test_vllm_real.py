@@ -17,6 +17,8 @@ from support.vllm_proof import distribution
 from support.vllm_sets import BINS, compiled, make_set
 from support.vllm_standin import LAYERS
 
+from kgen.ops import REGISTRY
+from kgen.serve.vllm.kernels import weight_shapes
 from kgen.serve.vllm.seats import OPS
 
 pytestmark = [pytest.mark.deep]
@@ -66,5 +68,17 @@ def test_objects_of_a_set_run_in_every_layer(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_a_seat_gives_what_the_stock_call_gives(found: dict[str, Any], op: str) -> None:
     assert op in found["ran"] and found["errors"][op]
-    allowed = {"moe_router": 5e-3, "kda_core": 5e-3}  # the router's weights are bf16 by contract; norms of o in float32
+    # the router's weights are bf16 by contract; norms of o, and of the latent, in float32
+    allowed = {"moe_router": 5e-3, "kda_core": 5e-3, "moe_tail": 5e-3}
     assert max(found["errors"][op]) < allowed.get(op, 1e-6)
+
+
+def test_the_absorbed_weights_of_mla_are_views_in_another_order_than_kernels_read(found: dict[str, Any]) -> None:
+    heads, nope, value, latent = 2, 128, 128, 512  # kv_b_proj: for each head nope rows, then value rows, of latent
+    shared = {"a view": True}
+    assert found["absorbed"] == {
+        "w_uk": {"shape": [heads, nope, latent], "stride": [(nope + value) * latent, latent, 1], **shared},
+        "w_uv": {"shape": [heads, latent, value], "stride": [(nope + value) * latent, 1, latent], **shared},
+    }
+    wanted = {op: weight_shapes(REGISTRY.get(op), "nano") for op in ("mla_q", "mla_out_gate")}  # contiguous
+    assert (*wanted["mla_q"]["w_uk"], *wanted["mla_out_gate"]["w_uv"]) == (heads, nope, latent, heads, latent, value)

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import vllm_standin
-from support.vllm_standin import HIDDEN, LAYERS, STEP, KimiLinearForCausalLM, drawn, install
+from support.vllm_standin import HIDDEN, LATENT, LAYERS, STEP, KimiLinearForCausalLM, drawn, install
+from support.vllm_standin_ops import small
 from torch import nn
 
 from kgen.contract import Role, Values, relative_l2
 from kgen.ops import REGISTRY
 from kgen.serve import Served
-from kgen.serve.vllm.kernels import Call, Kernels, fitting_dims, weight_shapes
+from kgen.serve.vllm.kernels import Call, Kernels, fitting_dims, trial, weight_shapes
 from kgen.serve.vllm.record import Record
 from kgen.serve.vllm.seats import OPS, SEATS, sites, states_unfit
 
@@ -21,12 +22,12 @@ from kgen.serve.vllm.seats import OPS, SEATS, sites, states_unfit
 def kernel(op: str, tokens: int) -> Served:
     """A launcher that behaves as a kernel does: writes in place at its own count, and NaN where rows are padding."""
     contract = REGISTRY.get(op)
-    problem = contract.problem("nano", tokens, "sm_90a")
+    problem = contract.problem(small(op), tokens, "sm_90a")
     stock = contract.stock(problem)
 
     def run(values: Values) -> None:
-        rows = next(values[name] for name in ("m", "x", "p", "delta", "y") if name in values)
-        padding = (rows == 0).all(-1)  # type: ignore[union-attr]  # a tensor, as all below
+        rows = next(values[name] for name in ("m", "x", "parts", "p", "delta", "y") if name in values)
+        padding = (rows == 0).all(-1).flatten()  # type: ignore[union-attr]  # a tensor, as all below
         states = {t.name for t in contract.present(problem) if t.role is Role.STATE}
         for name, result in stock(values).items():
             garbage = float("nan") if result.is_floating_point() else -7
@@ -42,7 +43,7 @@ class Seated:
     def __init__(self, op: str, bins: tuple[int, ...] = (1, 8, 16)) -> None:
         self.model = KimiLinearForCausalLM(vllm_config=None)
         self.record, self.decoding = Record(), True
-        kernels = Kernels(REGISTRY.get(op), "nano", {b: kernel(op, b) for b in bins})
+        kernels = Kernels(REGISTRY.get(op), small(op), {b: kernel(op, b) for b in bins})
         self.found = sites(self.model, [op])[op]
         self.before = {id(m): dict(vars(m)) for m in self.owners()}
         self.undo = [
@@ -85,8 +86,8 @@ def test_the_seats_are_those_of_the_table() -> None:
 def test_every_seat_has_the_weights_of_its_contract(op: str) -> None:
     for site in sites(STOCK, [op])[op]:
         shapes = {name: tuple(w.shape) for name, w in site.weights().items()}
-        assert shapes == weight_shapes(REGISTRY.get(op), "nano")
-        assert fitting_dims(REGISTRY.get(op), shapes) == ["nano"]
+        assert shapes == weight_shapes(REGISTRY.get(op), small(op))
+        assert fitting_dims(REGISTRY.get(op), shapes) == [small(op)]
 
 
 @pytest.mark.parametrize(("op", "tokens"), [(op, n) for op in OPS for n in (1, 12) if (op, n) != ("attn_res", 12)])
@@ -96,7 +97,9 @@ def test_a_kernel_runs_in_every_layer_and_the_numbers_stay(op: str, tokens: int)
     assert seated.record.counts() == {str(tokens): {op: {"promoted": len(LAYERS[op]), "stock": {}}}}
 
 
-@pytest.mark.parametrize("op", ["kda_in_proj", "oproj_partial", "moe_latent_down", "moe_shared", "dense_mlp"])
+@pytest.mark.parametrize(
+    "op", ["kda_in_proj", "oproj_partial", "moe_latent_down", "moe_shared", "moe_tail", "dense_mlp"]
+)
 def test_the_stock_product_is_not_computed_beside_the_kernel(op: str) -> None:
     def calls(model: nn.Module) -> int:
         methods = [getattr(m, "quant_method", None) for m in model.modules()]
@@ -119,7 +122,7 @@ def test_outside_of_a_decode_graph_everything_is_stock_bit_for_bit(op: str) -> N
 
 
 @pytest.mark.parametrize(("tokens", "reason"), [(2, "no kernel for 2 tokens"), (65, "more than 64 tokens")])
-@pytest.mark.parametrize("op", ["kda_in_proj", "mla_in_proj", "moe_router", "moe_shared"])  # one of each kind of seat
+@pytest.mark.parametrize("op", ["kda_in_proj", "mla_in_proj", "moe_router", "moe_shared", "moe_tail"])
 def test_counts_without_a_kernel_are_stock_bit_for_bit_with_a_reason(op: str, tokens: int, reason: str) -> None:
     seated = Seated(op)
     assert torch.equal(seated.run(tokens), stock(tokens))
@@ -203,3 +206,44 @@ def test_routing_chosen_in_a_decode_graph_is_not_used_by_a_later_step() -> None:
     gate(drawn((8, HIDDEN), 9).data)  # chosen, and its router never came
     seated.decoding = False
     assert torch.equal(seated.run(8), stock(8))
+
+
+def test_the_end_of_a_block_that_no_sum_came_from_is_stock() -> None:
+    seated = Seated("moe_tail")
+    runner = seated.model.model.layers[1].block_sparse_moe.experts
+    latent, shared = drawn((8, LATENT), 4).data, drawn((8, HIDDEN), 5).data
+    none, summed = runner._maybe_apply_routed_scale_to_output(shared, latent)
+    assert none is None and runner.apply_routed_output_transform(summed) is summed
+    runner._maybe_apply_routed_scale_to_output(shared, latent)  # and its transform never came
+    assert torch.equal(runner.apply_routed_output_transform(latent), runner.routed_output_transform(latent))
+
+
+@pytest.mark.parametrize(
+    ("shared", "fused"),
+    [
+        (None, torch.zeros(8, LATENT, dtype=torch.bfloat16)),
+        (torch.zeros(8, HIDDEN), torch.zeros(8, LATENT, dtype=torch.bfloat16)),
+        (torch.zeros(8, HIDDEN, dtype=torch.bfloat16), torch.zeros(8, HIDDEN, dtype=torch.bfloat16)),
+    ],
+    ids=["no shared result", "float32", "no latent"],
+)
+def test_results_that_are_not_the_contracts_are_summed_by_the_stock_code(shared: object, fused: torch.Tensor) -> None:
+    seated = Seated("moe_tail")
+    runner = seated.model.model.layers[1].block_sparse_moe.experts
+    assert runner._maybe_apply_routed_scale_to_output(shared, fused) == (shared, fused)
+    reason = "needs bf16 rows of the latent and of a shared expert"
+    assert seated.record.counts() == {"8": {"moe_tail": {"promoted": 0, "stock": {reason: 1}}}}
+
+
+def test_a_trial_draws_every_input_of_an_op_and_tells_a_kernel_that_leaves_one_out() -> None:
+    (site, *_) = Seated("moe_tail").found
+    right = kernel("moe_tail", 8)
+    stock_op = right.op.stock(right.problem)
+
+    def unshared(values: Values) -> None:
+        shared = torch.zeros_like(values["shared"])  # type: ignore[arg-type]  # a tensor, as the output
+        values["delta"].copy_(stock_op({**values, "shared": shared})["delta"])  # type: ignore[union-attr]
+
+    assert trial(right, site.weights, "cpu") == ""
+    wrong = Served(right.op, right.problem, unshared, "", None, dict)
+    assert trial(wrong, site.weights, "cpu").startswith("delta is 0.")

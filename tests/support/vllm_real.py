@@ -20,6 +20,7 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1]))
 from support.vllm_real_states import recurrence, residuals
+from support.vllm_standin_ops import WHOLE, small
 
 TOKENS = 8
 MODEL: dict[str, Any] = {
@@ -147,6 +148,9 @@ def calls_of(model: Any, rows: torch.Tensor) -> dict[str, Callable[[], Any]]:
     attention._apply_q_lora_attention = lambda positions, hidden_states, qkv_lora: qkv_lora  # its kernels need a GPU
     attention._gate_events = None  # and its second stream does
 
+    latent = rows[:, : MODEL["routed_expert_hidden_size"]].contiguous()
+    moe.experts._forward_entry = lambda *given: (rows.flip(0), latent)  # experts and shared expert; the rest is vLLM's
+
     def routed() -> Any:
         logits, _ = moe.gate(rows)
         weights, ids = moe.experts.router._compute_routing(rows, logits, torch.int32)
@@ -162,6 +166,7 @@ def calls_of(model: Any, rows: torch.Tensor) -> dict[str, Callable[[], Any]]:
         "moe_router": routed,
         "moe_latent_down": lambda: moe.routed_expert_down_proj(rows),
         "moe_shared": lambda: moe.shared_experts(rows),
+        "moe_tail": lambda: moe.experts(latent, rows, shared_experts_input=rows),
         "dense_mlp": lambda: first.mlp(rows),
     }
 
@@ -176,16 +181,30 @@ def seated(model: Any, on: list[bool], note: Callable[[str, int, str], None]) ->
 
     for op, at in sites(model, OPS).items():
         contract = REGISTRY.get(op)
-        problem = contract.problem("nano", TOKENS, "sm_90a")
+        problem = contract.problem(small(op), TOKENS, "sm_90a")
         stock = contract.stock(problem)
 
         def run(values: Values, stock: Any = stock) -> None:
             for name, result in stock(values).items():
                 values[name].copy_(result)  # type: ignore[union-attr]  # outputs are tensors
 
-        kernels = Kernels(contract, "nano", {TOKENS: Served(contract, problem, run, "", None, dict)})
+        kernels = Kernels(contract, small(op), {TOKENS: Served(contract, problem, run, "", None, dict)})
         for site in at:
             SEATS[op].take(site, Call(kernels, site.weights, lambda: on[0], note))
+
+
+def absorbed(attention: Any) -> dict[str, dict[str, Any]]:
+    """The weights that vLLM makes of kv_b_proj's for decode steps: how they lie, and whether in the same memory."""
+    attention.process_weights_after_loading(torch.bfloat16)
+    held = attention.kv_b_proj.weight.untyped_storage().data_ptr()
+    return {
+        name: {
+            "shape": list(weight.shape),
+            "stride": list(weight.stride()),
+            "a view": weight.untyped_storage().data_ptr() == held,
+        }
+        for name, weight in (("w_uk", attention.W_UK_T), ("w_uv", attention.W_UV))
+    }
 
 
 def promoted(config: Any, model: Any, rows: torch.Tensor, capturing: list[bool]) -> dict[str, Any]:
@@ -209,6 +228,9 @@ def main(chosen: str, folder: str) -> dict[str, Any]:
     from vllm.model_executor.models.registry import _ModelInfo
     from vllm.plugins import load_general_plugins
 
+    from kgen.ops import REGISTRY
+
+    REGISTRY.get("moe_tail").dims[WHOLE[0]] = WHOLE[1]  # type: ignore[index]  # sizes that no deployment has
     architecture = MODEL["architectures"][0]
     own = ModelRegistry.models[architecture]
     load_general_plugins()
@@ -251,6 +273,7 @@ def main(chosen: str, folder: str) -> dict[str, Any]:
         calls = calls_of(model, rows)
         seated(model, on, lambda *note: notes.append(note))
         found["errors"] = beside_stock(calls, on)
+        found["absorbed"] = absorbed(model.model.layers[1].self_attn)
         found["ran"] = sorted({op for op, _, reason in notes if not reason})
     return found
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.vllm_standin_ops import Norm, attn_res, drawn, recurrent
+from support.vllm_standin_ops import WHOLE, Norm, attn_res, drawn, recurrent
 from torch import nn
 
+from kgen.ops import REGISTRY
 from kgen.ops.moe_shared import situ_and_mul
 
 ARCHITECTURE = "KimiLinearForCausalLM"
@@ -37,6 +38,7 @@ LAYERS = {  # that an op has a seat in
     "moe_router": [1, 2, 3],
     "moe_latent_down": [1, 2, 3],
     "moe_shared": [1, 2, 3],
+    "moe_tail": [1, 2, 3],
     "dense_mlp": [0],
 }
 
@@ -107,18 +109,39 @@ class GroupedTopKRouter:
         return weights.to(torch.bfloat16).float(), ids.to(indices_type)
 
 
+class KimiRoutedOutputTransform(nn.Module):
+    def __init__(self, norm: Norm, up_proj: Linear) -> None:
+        super().__init__()
+        self.norm, self.up_proj = norm, up_proj
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        weight = self.norm.weight.float()
+        normed = F.rms_norm(hidden_states.float(), weight.shape, weight, self.norm.variance_epsilon)
+        return self.up_proj(normed.to(torch.bfloat16))[0]
+
+
 class LatentMoERunner(nn.Module):
-    def __init__(self, bias: nn.Parameter, shared: KimiMLP, up: Linear) -> None:
+    def __init__(self, bias: nn.Parameter, shared: KimiMLP, transform: KimiRoutedOutputTransform) -> None:
         super().__init__()
         self.router = GroupedTopKRouter(bias)
         self.routed_experts = SimpleNamespace(quant_method=SimpleNamespace(is_monolithic=False))
-        self.shared, self.up = [shared], [up]  # modules of the block above, not of this one
+        self.moe_config, self.routed_scaling_factor = SimpleNamespace(tp_size=1, ep_size=1), 1.0
+        self.shared = [shared]  # a module of the block above, not of this one
+        self.routed_output_transform = transform
+
+    def _maybe_apply_routed_scale_to_output(self, shared_output: Any, fused_output: Any) -> Any:
+        return shared_output, fused_output
+
+    def apply_routed_output_transform(self, fused_output: torch.Tensor) -> torch.Tensor:
+        return self.routed_output_transform(fused_output)
 
     def forward(self, hidden_states: Any, router_logits: Any, shared_experts_input: Any) -> torch.Tensor:
         weights, ids = self.router.select_experts(hidden_states, router_logits, torch.int32)
         factor = (weights.float() * (1 + ids.float() / EXPERTS)).sum(-1, keepdim=True)
-        routed = self.up[0]((hidden_states.float() * factor).to(torch.bfloat16))[0]
-        return routed + self.shared[0](shared_experts_input)
+        latent = (hidden_states.float() * factor).to(torch.bfloat16)
+        shared, routed = self._maybe_apply_routed_scale_to_output(self.shared[0](shared_experts_input), latent)
+        routed = self.apply_routed_output_transform(routed)
+        return routed if shared is None else shared + routed
 
 
 class KimiMoE(nn.Module):
@@ -128,11 +151,12 @@ class KimiMoE(nn.Module):
         self.gate.e_score_correction_bias = drawn((EXPERTS,), seed + 1, torch.float32)
         self.shared_experts = KimiMLP(SHARED, seed + 2, False)
         self.routed_expert_down_proj = Linear(HIDDEN, LATENT, seed + 4)
-        self.routed_expert_up_proj = Linear(LATENT, HIDDEN, seed + 5)
+        self.routed_expert_norm, self.routed_expert_up_proj = Norm(LATENT, seed + 6), Linear(LATENT, HIDDEN, seed + 5)
+        self.routed_output_transform = KimiRoutedOutputTransform(self.routed_expert_norm, self.routed_expert_up_proj)
         self.use_mega_moe, self.num_expert_group, self.topk_group = False, 1, 1
         self.moe_router_activation_func, self.moe_renormalize, self.routed_scaling_factor = "sigmoid", True, 1.0
         self.experts = LatentMoERunner(
-            self.gate.e_score_correction_bias, self.shared_experts, self.routed_expert_up_proj
+            self.gate.e_score_correction_bias, self.shared_experts, self.routed_output_transform
         )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -337,8 +361,14 @@ def configuration(**additional: Any) -> SimpleNamespace:
     )
 
 
+def with_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of moe_tail that the small model has on one rank."""
+    monkeypatch.setitem(REGISTRY.get("moe_tail").dims, *WHOLE)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = "0.33.0") -> ModuleType:
     """A distribution `vllm` and the modules that the plugin asks for; returns the module `vllm`."""
+    with_whole_blocks(monkeypatch)
     metadata = folder / "site" / f"vllm-{version}.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")

@@ -1,9 +1,10 @@
 """What the stand-in of vLLM computes on states, by the contracts' stock ops: residuals, and the recurrence of KDA.
 
-Also its weights, drawn from a seed, and a norm.
+Also its sizes, its weights, drawn from a seed, and a norm.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,14 @@ from torch import nn
 
 from kgen.ops.attn_res import AttnRes
 from kgen.ops.kda_core import KdaCore
+
+# moe_tail's small sizes are those of one rank of two; vLLM's seat is that of a whole block
+WHOLE: tuple[str, Mapping[str, int]] = ("nano-whole", {"ranks": 1, "latent": 128, "columns": 256})
+
+
+def small(op: str) -> str:
+    """The dims of an op that fit the small model."""
+    return WHOLE[0] if op == "moe_tail" else "nano"
 
 
 @functools.cache

@@ -64,9 +64,11 @@ SURFACE = (
         (
             *("gate", "shared_experts", "routed_expert_down_proj", "experts", "use_mega_moe", "num_expert_group"),
             *("topk_group", "moe_router_activation_func", "moe_renormalize", "routed_scaling_factor"),
+            "routed_output_transform",
         ),
         standin="KimiMoE",
     ),
+    Used(MODEL, "KimiRoutedOutputTransform", ("norm", "up_proj"), standin="KimiRoutedOutputTransform"),
     Used(
         "vllm/models/kimi_k3/nvidia/kda.py",
         "KimiK3DeltaAttention",
@@ -120,9 +122,14 @@ SURFACE = (
     Used(
         "vllm/model_executor/layers/fused_moe/runner/moe_runner.py",
         "MoERunner",
-        ("router", "routed_experts"),
+        ("router", "routed_experts", "moe_config", "routed_scaling_factor", "routed_output_transform"),
+        {
+            "_maybe_apply_routed_scale_to_output": ("shared_output", "fused_output"),
+            "apply_routed_output_transform": ("fused_output",),
+        },
         standin="LatentMoERunner",
     ),
+    Used("vllm/model_executor/layers/fused_moe/config.py", "FusedMoEConfig", ("tp_size", "ep_size")),
     Used("vllm/model_executor/layers/fused_moe/fused_moe_method_base.py", "FusedMoEMethodBase", ("is_monolithic",)),
     Used(
         "vllm/model_executor/layers/fused_moe/router/grouped_topk_router.py",

@@ -140,6 +140,22 @@ SITE: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
         ("moe_router",),
         lambda o: type(o.experts.router).__name__ == "GroupedTopKRouter",
     ),
+    (
+        "no sum over ranks within it (tensor parallel size 1)",
+        ("moe_tail",),
+        lambda o: (o.experts.moe_config.tp_size, o.experts.moe_config.ep_size) == (1, 1),
+    ),
+    ("a shared expert", ("moe_tail",), lambda o: o.shared_experts is not None),
+    ("no factor of the experts' sum", ("moe_tail",), lambda o: o.experts.routed_scaling_factor == 1.0),
+    (
+        "the calls that its seat replaces",
+        ("moe_tail",),
+        lambda o: (
+            o.experts._maybe_apply_routed_scale_to_output
+            and o.experts.apply_routed_output_transform
+            and o.experts.routed_output_transform is o.routed_output_transform
+        ),
+    ),
 )
 
 

@@ -117,10 +117,10 @@ def trial(served: Served, weights: Weights, device: str) -> str:
         drawn = op.inputs(problem, op.families[0].name, TRIAL_SEED, device)
     else:
         generator = torch.Generator(device).manual_seed(TRIAL_SEED)
-        (rows,) = (t for t in present if t.role is Role.IN)
-        normal = torch.randn(rows.sizes(op.sizes(problem)), generator=generator, device=device)
         drawn = {s.name: s.sample for s in op.scalars}
-        drawn[rows.name] = normal.to(getattr(torch, DTYPES[rows.dtype].torch))
+        for rows in (t for t in present if t.role is Role.IN):
+            normal = torch.randn(rows.sizes(op.sizes(problem)), generator=generator, device=device)
+            drawn[rows.name] = normal.to(getattr(torch, DTYPES[rows.dtype].torch))
     values: Values = {**drawn, **weights(), **served.outputs(device)}
     want = op.stock(problem)(values)  # first: a kernel writes states in place
     got = served(values)
@@ -170,7 +170,8 @@ class Call:
                 assert isinstance(rows, torch.Tensor)
                 more = served.problem.tokens - tokens
                 if more:
-                    rows = torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, more), value=spec.padding or 0)
+                    behind = rows.dim() - 1 - (spec.token_dim or 0)  # dimensions after that of the tokens
+                    rows = torch.nn.functional.pad(rows, (0, 0) * behind + (0, more), value=spec.padding or 0)
                 values[spec.name] = rows.contiguous()
         scalars = {s.name: s.sample for s in op.scalars}
         got = served({**scalars, **values, **self.weights(), **served.outputs(device)})

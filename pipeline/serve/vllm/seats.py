@@ -12,13 +12,15 @@ returns what undoes it.
 | moe_router | the gate, and the router that chooses from its logits | `forward` and `_compute_routing` |
 | attn_res | the decoder layer, before and after its attention | its `_pre_attn_norm` and `_post_attn_norm` |
 | kda_core | the attention layer, with the states of its own cache | its `forward` |
+| moe_tail | the experts' runner, behind the experts and the shared expert; one rank | what scales and then transforms |
 
 attn_res: calls that add a pending row. The embedding's, and those behind the attention of a layer that starts a block,
 have none and stay stock. kda_core: steps of one new token a request; its convolution states lie channel by channel
 (`VLLM_SSM_CONV_STATE_LAYOUT=DS`), vLLM's default order is the other.
 
-Not covered: mla_kv_append (vLLM writes the row in the kernel that also builds the query), lm_head_argmax (logits are
-computed outside of the graphs), and whether a seat may be taken (`guards`).
+Not covered: mla_q and mla_out_gate (vLLM keeps their absorbed weights as views of kv_b_proj's, in another order than
+the kernels read), mla_kv_append (vLLM writes the row in the kernel that also builds the query), lm_head_argmax (logits
+are computed outside of the graphs), and whether a seat may be taken (`guards`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -177,6 +179,46 @@ def _take_router(site: Site, call: Call) -> Undo:
     return undo
 
 
+def _tail(layer: Any) -> Iterator[tuple[Any, Mapping[str, Part]]]:
+    transform = layer.block_sparse_moe.routed_output_transform if layer.is_moe_layer else None
+    if transform is not None and transform.norm is not None:
+        yield layer.block_sparse_moe, {"gamma": (transform.norm, "weight"), "w_up": (transform.up_proj, "weight")}
+
+
+def _take_tail(site: Site, call: Call) -> Undo:
+    """The runner scales both results, transforms the routed one and adds them; a kernel does all of it in the first
+    call, which then hands on no shared result, and the second finds its work done."""
+    runner = site.owner.experts
+    stock_scale, stock_transform = runner._maybe_apply_routed_scale_to_output, runner.apply_routed_output_transform
+    norm, up = site.parts["gamma"][0], site.parts["w_up"][0]
+    done: list[torch.Tensor] = []  # from the first call to the second of the same step
+
+    def scale(shared_output: Any, fused_output: Any) -> Any:
+        done.clear()
+        tokens = int(fused_output.shape[0])
+        columns, latent = up.weight.shape
+        found = [(t.dtype, tuple(t.shape)) if torch.is_tensor(t) else None for t in (fused_output, shared_output)]
+        fits = found == [(torch.bfloat16, (tokens, latent)), (torch.bfloat16, (tokens, columns))]
+        served = call.chosen(tokens, "" if fits else "needs bf16 rows of the latent and of a shared expert")
+        if served is None:
+            return stock_scale(shared_output, fused_output)
+        given = {"parts": fused_output[None], "shared": shared_output[None], "eps": norm.variance_epsilon}
+        done.append(call.give(served, tokens, given)["delta"])
+        return None, done[0]
+
+    def transform(fused_output: Any) -> Any:
+        return fused_output if done and fused_output is done.pop() else stock_transform(fused_output)
+
+    undo_scale = _put(runner, "_maybe_apply_routed_scale_to_output", scale)
+    undo_transform = _put(runner, "apply_routed_output_transform", transform)
+
+    def undo() -> None:
+        undo_scale()
+        undo_transform()
+
+    return undo
+
+
 VECTORS = ("w_norm", "w_query", "w_out")
 AttnResPart = tuple[str, str, str]  # a layer's attributes: norm of the sources, query, norm of the result
 BEFORE: AttnResPart = ("self_attention_res_norm", "self_attention_res_proj", "input_layernorm")
@@ -293,6 +335,7 @@ SEATS: Mapping[str, Seat] = {
     "moe_router": Seat(_router, _take_router),
     "moe_latent_down": Seat(_linear("block_sparse_moe", "routed_expert_down_proj", "w_latent"), _take_method("lat")),
     "moe_shared": Seat(_shared, _take_forward),
+    "moe_tail": Seat(_tail, _take_tail),
     "dense_mlp": Seat(_dense, _take_forward),
 }
 OPS = tuple(SEATS)
