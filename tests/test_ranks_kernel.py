@@ -15,7 +15,7 @@ LONG = 22  # calls
 
 @pytest.mark.parametrize(("ranks", "tokens", "calls", "seeds"), [(2, 2, LONG, (0, 1)), (8, 1, 3, (1,))])
 def test_every_rank_has_the_bits_of_the_sum_in_rank_order_call_after_call(
-    ranks, tokens, calls, seeds, tmp_path
+    ranks: int, tokens: int, calls: int, seeds: tuple[int, ...], tmp_path: Path
 ) -> None:
     made = built(SOURCE, ranks, tokens, tmp_path)
     for seed in seeds:
