@@ -2,6 +2,7 @@
 """Stock vLLM beside vLLM with promoted kernels on one H200: what a run left, as this repository keeps it.
 
     PYTHONPATH=tests python benchmarks/vllm.py take FOLDER [--at COMMIT]
+    PYTHONPATH=tests python benchmarks/vllm.py apart BASE.json OFF.json     # of vllm_proof.py: two processes
 
 FOLDER is what `tests/support/vllm_one.py --out FOLDER/one`, `--damage --out FOLDER/damage` and, where it was run,
 `--features --out FOLDER/features` wrote. The record goes to
@@ -13,6 +14,7 @@ by turns, they are of one profiled step a side, stock's first; the record says w
 import argparse
 import json
 import lzma
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +29,9 @@ HERE = Path(__file__).resolve().parent
 RECORD, EVENTS = HERE / "vllm_h200.json", HERE / "vllm_h200.events.json.xz"
 SCHEMA = "kgen.vllm-proof/1"
 KEPT = ("environment", "plugin", "trigger", "isolation", "stock_repeats", "agreement", "logits", "churn")
+APART = "isolation_in_two_processes"
 SIDES = {"stock": "base_events.json", "on": "on_events.json"}
+FOLDERS = re.compile(r"(?<![\w/.])/(?:[\w.-]+/)*(?=set-)")  # of the broken copies of a set
 RECORDED = ("arch", "captured", "outside_decode_graphs", "seats", "vllm")
 
 
@@ -66,7 +70,10 @@ def reduced(
 
 
 def _cases(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: case for name, case in found.items() if isinstance(case, dict) and ("ok" in case or "failed" in case)}
+    """The parts that are cases, without the folders of the machine that ran them."""
+    cases = {n: c for n, c in found.items() if isinstance(c, dict) and ("ok" in c or "failed" in c)}
+    bare: dict[str, Any] = json.loads(FOLDERS.sub("", json.dumps(cases)))
+    return bare
 
 
 def read_events() -> dict[str, Any]:
@@ -82,7 +89,10 @@ def take(folder: Path, commit: str) -> None:
     also = folder / "features" / "features.json"
     features = json.loads(also.read_text()) if also.exists() else {}
     EVENTS.write_bytes(lzma.compress(json.dumps(events).encode(), preset=9))
-    RECORD.write_text(json.dumps(reduced(one, damage, events, commit, features), indent=1) + "\n")
+    made = reduced(one, damage, events, commit, features)
+    if APART in (before := json.loads(RECORD.read_text()) if RECORD.exists() else {}):
+        made[APART] = before[APART]  # of other runs: `apart` replaces it
+    RECORD.write_text(json.dumps(made, indent=1) + "\n")
 
 
 def apart(base: Path, off: Path) -> None:
@@ -90,7 +100,7 @@ def apart(base: Path, off: Path) -> None:
     reports = [json.loads(p.read_text()) for p in (base, off)]
     record = json.loads(RECORD.read_text())
     batches = [run["batch"] for run in reports[0]["runs"]]
-    record["isolation_in_two_processes"] = {"batches": batches, "differences": isolation(*reports)}
+    record[APART] = {"batches": batches, "differences": isolation(*reports)}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -47,8 +47,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of all workers of this session. The first test to want a build makes it, really; whoever tests builds,
-    the cache, or a kill in the middle of one has a cache of its own."""
+    """A cache of all workers of this session. The first test to want a build makes it, really; whoever tests builds or
+    the cache itself has one of its own."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kept"
     folder.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,8 @@ class Inner:
         return [function(self.model)]
 
     def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
-        self.running[name] = SimpleNamespace(last=prompt["prompt_token_ids"][-1], left=params.max_tokens, tokens=[])
+        ids = prompt["prompt_token_ids"]
+        self.running[name] = SimpleNamespace(last=ids[-1], left=params.max_tokens, tokens=[], prompt=ids)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running)
@@ -54,7 +55,8 @@ class Inner:
             if not r.left:
                 del self.running[name]
         found = [(f"{name}-x", SimpleNamespace(token_ids=r.tokens)) for name, r in rows]
-        return [SimpleNamespace(request_id=name, outputs=[output]) for name, output in found]
+        prompts = {f"{name}-x": r.prompt for name, r in rows}
+        return [SimpleNamespace(request_id=n, outputs=[o], prompt_token_ids=prompts[n]) for n, o in found]
 
 
 class Builder:

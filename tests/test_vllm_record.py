@@ -70,14 +70,30 @@ def test_the_page_says_whether_stock_and_promoted_took_turns() -> None:
     assert vllm_served.how(turns) == "medians over 2 to 3 rounds, stock and promoted by turns"
 
 
-def test_a_difference_between_the_two_processes_would_be_in_the_page() -> None:
-    found = {"isolation_in_two_processes": {"batches": [1, 8], "differences": ["batch 8: other tokens"]}}
-    assert vllm_served.isolated(found).endswith("at 1 and 8 requests: batch 8: other tokens.")
-    assert "were not compared" in vllm_served.isolated({})
+def test_what_the_plugin_changes_without_its_key_is_in_the_page_by_kind() -> None:
+    one = ["batch 1: half: other count of x", "batch 8: half: other count of x", "batch 8: other tokens"]
+    two = {"batches": [1, 8], "differences": ["batch 8: other tokens"]}
+    text = vllm_served.isolated({"isolation": one, "isolation_in_two_processes": two})
+    assert "half: other count of x (at 1, 8); other tokens (at 8); whether stock" in text
+    assert text.endswith("In two processes, at 1 and 8 requests: other tokens (at 8).")
+    clean = vllm_served.isolated({"isolation": [], "stock_repeats": {"1": True, "8": False}})
+    assert "engine: nothing, where stock gives its own tokens again at all but 8." in clean
+    assert "were not compared" in clean
+    assert vllm_served.isolated(record()) in " ".join(vllm_served.region().split())
+
+
+def test_a_broken_start_that_failed_is_told_and_breaks_no_page() -> None:
+    text = vllm_served.damage_table({"damage": {"one": {"failed": "no memory"}, **record()["damage"]}})
+    assert "| one | failed: no memory |" in text and "| no manifest | stock's | 1 |" in text
+    assert "failed, no memory" in vllm_served.joined({"churn": {"failed": "no memory"}})
+
+
+def test_no_folder_of_the_machine_that_ran_is_in_the_record() -> None:
+    assert "/tmp/" not in vllm_served.RECORD.read_text(encoding="utf-8")
 
 
 def test_features_are_told_in_use_or_failed_and_their_absence_too() -> None:
     assert vllm_served.features({}) == ["Prefix caching, long contexts and speculation were not tried on a GPU."]
-    case = {"ok": True, "used": True, "promoted": ["attn_res"], "common_head": [1.0, 0.5]}
+    case = {"ok": True, "whole": False, "used": True, "promoted": ["attn_res"], "common_head": [1.0, 0.5]}
     _, text = vllm_served.features({"features": {"one": case, "two": {"failed": "ValueError: no"}}})
-    assert "| one | yes | attn_res | 100 %, 50 % |" in text and "failed: ValueError: no" in text
+    assert "| one | no | yes | attn_res | 100 %, 50 % |" in text and "failed: ValueError: no" in text

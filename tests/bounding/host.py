@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], root: Path, info: Record, command: Sequence[s
         write(target, result)
     if not args.no_counters:
         count(root, points, result, target, began + args.seconds)
-    missing = [p["key"] for p in points if p["key"] not in result["points"]]
+    missing = [key for p in points if (key := p["key"]) not in result["points"] and key not in result["failed"]]
     say(f"{len(points) - len(missing)} of {len(points)} points are in {target}" + (", run it again" if missing else ""))
     return RETRY if missing else DONE
 
@@ -78,7 +78,7 @@ def resumed(target: Path, digest: str) -> Record | None:
 
 def gather(command: Sequence[str], points: Sequence[Record], result: Record, end: float) -> Iterator[Record]:
     """Records of the points that are missing. `command` and a job start a worker."""
-    left = [p["key"] for p in points if p["key"] not in result["points"]]
+    left = [key for p in points if (key := p["key"]) not in result["points"] and key not in result["failed"]]
     idle = 0
     while left and idle < 2 and time.monotonic() < end:
         at, before, why, told = ["", ""], len(left), "", False

@@ -55,7 +55,7 @@ def left_out(source: str, variant: Variant) -> str:
 
 
 def hollow(source: str) -> str:
-    """Each kernel waits for the one before it and returns; registers and shared memory are those of its body."""
+    """Each kernel waits for the one before it and returns; shared memory is that of its body, registers about so."""
     lines = source.split("\n")
     found = [node for node in ast.walk(parse(source)) if isinstance(node, ast.FunctionDef) and _is_kernel(node)]
     for node in sorted(found, key=lambda n: -n.lineno):

@@ -87,6 +87,7 @@ def served(llm: Any, feature: Feature, vocab: int, tag: str) -> dict[str, Any]:
     prompts = feature.prompts(vocab)
     found: dict[str, list[int]] = {}
     cached: dict[str, int] = {}
+    read: dict[str, int] = {}  # tokens of each prompt, as the engine has them
     steps = 0
     for group in (range(1), range(1, len(prompts))):
         for i in group:
@@ -96,11 +97,12 @@ def served(llm: Any, feature: Feature, vocab: int, tag: str) -> dict[str, Any]:
             for o in llm.llm_engine.step():
                 found[o.request_id] = list(o.outputs[0].token_ids)
                 cached[o.request_id] = int(getattr(o, "num_cached_tokens", 0) or 0)
+                read[o.request_id] = len(o.prompt_token_ids or ())
     names = [next(k for k in found if k == f"{tag}-{i}" or k.startswith(f"{tag}-{i}-")) for i in range(len(prompts))]
     return {
         "tokens": [found[n] for n in names],
         "cached": [cached[n] for n in names],
-        "prompts": [len(p) for p in prompts],
+        "prompts": [read[n] for n in names],
         "steps": steps,
         "most_steps": 2 * feature.tokens,  # two groups, a token a step
     }
@@ -122,7 +124,7 @@ def shown(
         "steps": {"stock": stock["steps"], "on": on["steps"]},
         "cached": {"stock": stock["cached"], "on": on["cached"]},
         "common_head": [head(a, b) / feature.tokens for a, b in pairs],
-        "ok": whole and feature.used(on) and bool(promoted),
+        "ok": whole and feature.used(on) and feature.used(stock) and bool(promoted),
     }
 
 

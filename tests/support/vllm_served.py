@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from support.checkout import ROOT
@@ -59,10 +59,12 @@ def logits_table(found: Mapping[str, Any]) -> str:
 
 
 def damage_table(found: Mapping[str, Any]) -> str:
-    rows = [
-        [name, "stock's" if case["equal_tokens"] else "others", str(case["lines"])]
-        for name, case in found["damage"].items()
-    ]
+    rows = []
+    for name, case in found["damage"].items():
+        if "failed" in case:
+            rows.append([name, f"failed: {case['failed']}", ""])
+        else:
+            rows.append([name, "stock's" if case["equal_tokens"] else "others", str(case["lines"])])
     return table(["what is wrong", "tokens", "lines"], rows)
 
 
@@ -73,12 +75,13 @@ def features(found: Mapping[str, Any]) -> list[str]:
     rows = []
     for name, case in cases.items():
         if "failed" in case:
-            rows.append([name, f"failed: {case['failed']}", "", ""])
+            rows.append([name, f"failed: {case['failed']}", "", "", ""])
             continue
         heads = ", ".join(f"{h * 100:.0f} %" for h in case["common_head"])
-        rows.append([name, "yes" if case["used"] else "no", ", ".join(case["promoted"]), heads])
+        words = ["yes" if case[key] else "no" for key in ("whole", "used")]
+        rows.append([name, *words, ", ".join(case["promoted"]), heads])
     said = "Features, stock's engine and the plugin's one after another; the last column is each request's common head."
-    return [said, table(["feature", "in use", "promoted in its decode graphs", "same tokens"], rows)]
+    return [said, table(["feature", "all tokens", "in use", "promoted in its decode graphs", "same tokens"], rows)]
 
 
 def how(found: Mapping[str, Any]) -> str:
@@ -88,14 +91,40 @@ def how(found: Mapping[str, Any]) -> str:
     return "one profiled step a side, stock's first: not by turns, so small differences say nothing"
 
 
+def differences(lines: Sequence[str]) -> str:
+    """What two runs differ in, "nothing" or each kind with its batch sizes."""
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        batch, _, what = line.removeprefix("batch ").partition(": ")
+        kinds.setdefault(what, []).append(batch)
+    return "; ".join(f"{what} (at {', '.join(at)})" for what, at in kinds.items()) or "nothing"
+
+
 def isolated(found: Mapping[str, Any]) -> str:
-    two = found.get("isolation_in_two_processes")
-    if not two:
-        return "Two processes, with and without the plugin, were not compared."
-    differences = two["differences"]
-    said = "the same kernels, counts and tokens" if not differences else "; ".join(differences)
+    """What the plugin changed without its key, in one process and in two."""
+    said = f"in one process, beside stock's engine: {differences(found['isolation'])}"
+    if repeats := found.get("stock_repeats"):
+        unsteady = [batch for batch, same in repeats.items() if not same]
+        said += (
+            f", where stock gives its own tokens again at {'all' if not unsteady else 'all but ' + ', '.join(unsteady)}"
+        )
+    else:
+        said += "; whether stock gives its own tokens again was not asked"
+    if two := found.get("isolation_in_two_processes"):
+        at = " and ".join(map(str, two["batches"]))
+        return f"{said}. In two processes, at {at} requests: {differences(two['differences'])}."
+    return f"{said}. Two processes, with and without the plugin, were not compared."
+
+
+def joined(found: Mapping[str, Any]) -> str:
+    """How far tokens agree where requests join and leave."""
+    churn = found["churn"]
+    if "failed" in churn:
+        return f"Requests that join and leave: failed, {churn['failed']}."
+    one, other = (churn[key]["common_head"] * 100 for key in ("promoted_against_stock", "stock_in_another_order"))
     return (
-        f"In two processes, with and without the plugin, at {' and '.join(map(str, two['batches']))} requests: {said}."
+        f"Of {churn['promoted_against_stock']['requests']:.0f} requests that join and leave, promoted and stock have"
+        f" {one:.0f} % of each one's tokens in common from the start, stock and stock in another order {other:.0f} %."
     )
 
 
@@ -117,7 +146,8 @@ def region(*_: object) -> str:
         f" Weights are noise, and {c['num_hidden_layers']} layers of them amplify every rounding: the yardstick is"
         " stock in another batch.",
         logits_table(found),
-        f"Without its key the plugin changes nothing. {isolated(found)}",
+        joined(found),
+        f"What the plugin changes without its key: {isolated(found)}",
         "Broken on purpose, each in a start of its own:",
         damage_table(found),
         *features(found),
