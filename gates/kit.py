@@ -103,7 +103,10 @@ def _traced(trace: Recorded, runs: Sequence[Contents]) -> Piece:
         problems = [a.record.problem for c in contents.candidates for a in c.artefacts]
         if why := unfit(contents.op, [p for p in problems if p.dims in contents.op.served], trace):
             raise KitError(why)
-    return Piece(TRACE, trace.path.read_bytes())
+    data = trace.path.read_bytes()
+    if sha256_bytes(data) != trace.sha256:
+        raise KitError(f"{trace.path} is being written: stop the recording, or take a copy of the file")
+    return Piece(TRACE, data)
 
 
 def _sound(contents: Contents) -> list[BuildRecord]:

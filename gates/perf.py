@@ -137,7 +137,7 @@ def _timed(
         **({"warm": found.warm} if found.warm else {}),
         **({"left_out": found.left_out} if found.left_out else {}),
         **({"uncompiled": found.uncompiled} if found.uncompiled else {}),
-        **({"routing": [routing.facts(trace)]} if trace else {}),
+        **({"routing": [routing.facts(trace)]} if trace and _recorded(found) else {}),
         "seeds": {name_of(j): {"candidate": j.seed, "baselines": j.other_seed, "order": j.order_seed} for j in jobs},
         "runner": {name: str(value) for name, value in outcome.result.items()},
         "runner_seconds": round(timed_seconds, 2),
@@ -145,6 +145,11 @@ def _timed(
     seconds = time.monotonic() - started
     final = GateResult(GATE, result.status, result.code, result.message, evidence, seconds, GATE_CONTRACT)
     return final, tuple(found.points), found.raw
+
+
+def _recorded(found: Findings) -> bool:
+    """Whether a trace that was given was timed with: only some bins are."""
+    return any(p.scenario == routing.RECORDED for p in found.points)
 
 
 def counts(op: Op, tokens: int, point: Problem | None = None) -> tuple[int, ...]:

@@ -24,11 +24,11 @@ import torch
 from kgen.contract import Op, Role, Values
 from kgen.records import Problem
 from kgen.serve.routing_trace import RoutingTrace, TraceError, read
+from kgen.store.cache import is_sha256
 
 RECORDED = "routing_recorded"  # the scenario of a perf point whose experts come from a trace
 SYNTHETIC = "synthetic routing"
 CHOICES = "top_k"  # the last dim of expert ids
-FACTS = frozenset({"sha256", "tokens", "layers"})  # of a trace, that a report names
 MOST_BYTES = 64 << 20  # of a trace: a million tokens of sixteen experts; each process that times reads it whole
 
 
@@ -65,12 +65,21 @@ def recorded(path: Path, sha256: str = "") -> Recorded:
         if size > MOST_BYTES:
             text = f"{size >> 20} MiB of routing trace, at most {MOST_BYTES >> 20} are read"
             raise TraceError(f"{path}: {text}; keep its first lines only (head -n)")
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not path.is_file():
+            raise TraceError(f"{path} is no file: a trace is read more than once, so no pipe and no folder")
+        found = _digest(path)
+        if sha256 and found != sha256:
+            raise TraceError(f"{path} is not the routing trace that it was: {found[:12]}, not {sha256[:12]}")
+        trace = read(path)
+        if _digest(path) != found:
+            raise TraceError(f"{path} is being written: stop the recording, or take a copy of the file")
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
-    if sha256 and found != sha256:
-        raise TraceError(f"{path} is not the routing trace that it was: {found[:12]}, not {sha256[:12]}")
-    return Recorded(path, found, read(path))
+    return Recorded(path, found, trace)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def ids_in(op: Op) -> str:
@@ -120,6 +129,12 @@ def facts(trace: Recorded) -> dict[str, Any]:
     mine = trace.trace
     counts = {"tokens": trace.tokens, "layers": len(mine.layers), "experts": mine.experts, "top_k": mine.top_k}
     return {"sha256": trace.sha256, **counts}
+
+
+def is_facts(found: Mapping[str, Any]) -> bool:
+    """Whether these are facts of a trace, as far as a report names them; evidence may come from anybody."""
+    counts = (found.get("tokens"), found.get("layers"))
+    return is_sha256(str(found.get("sha256", ""))) and all(type(n) is int and n >= 0 for n in counts)
 
 
 def said(found: Iterable[Mapping[str, Any]]) -> str:

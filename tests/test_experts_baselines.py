@@ -94,8 +94,9 @@ def test_they_are_of_the_bf16_contract_and_of_no_other_op() -> None:
 
 def test_the_copy_is_made_once_and_shared_and_the_refilled_rows_are_seen(tmp_path: Path) -> None:
     (job,) = (j for j in perf.make_jobs(OP, [stock_spec(point(8))], (), perf.REPETITIONS) if not j.scenario)
-    made = dict(job_side._baselines(OP, job, tmp_path, "cpu", False, Out(tmp_path)))
-    assert list(made) == ["stock", "fused_mxfp4", "gemv_bf16", "grouped_bf16"]
+    found, failed = job_side._baselines(OP, job, tmp_path, "cpu", False, Out(tmp_path), None)
+    made = dict(found)
+    assert list(made) == ["stock", "fused_mxfp4", "gemv_bf16", "grouped_bf16"] and failed == {}
     gemv, grouped, stock = made["gemv_bf16"], made["grouped_bf16"], made["stock"]
     assert isinstance(gemv, Functional) and isinstance(grouped, Functional) and isinstance(stock, Functional)
     assert len(gemv.values) == len(gemv.turns.sets) >= timing.MIN_SETS

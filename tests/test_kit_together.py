@@ -224,7 +224,7 @@ def test_it_is_a_flag_of_the_kit(hosts: Any, monkeypatch: pytest.MonkeyPatch, tm
     made = hosts(gates)
     monkeypatch.setattr(kit_host, "device_arch", lambda: ARCH)
     monkeypatch.setattr(kit_host, "together", lambda found, deadline: asked.append((len(found), deadline)))
-    monkeypatch.setattr(kit_host, "talking", lambda say: gates.table())
+    monkeypatch.setattr(kit_host, "talking", lambda say, trace: gates.table())
     table = {"gate_contract": GATE_CONTRACT, "runs": [host.info for host in made]}
     words = ["--out", str(tmp_path / "e.json"), "--raw", str(tmp_path / "r.xz"), "--deadline", "50"]
     assert kit_host.main(words, str(tmp_path / "kit"), table) == 0 and not asked

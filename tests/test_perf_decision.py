@@ -18,6 +18,7 @@ from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.out import Out
 from kgen.gates.runner.perf import CHAINED, COLD, GRAPH, PointJob
+from kgen.model.bind import uncompiled
 from kgen.ops import REGISTRY
 from kgen.records import PerfPoint, Status
 
@@ -255,12 +256,23 @@ def test_baselines_that_torch_could_not_compile_are_named_in_findings_and_in_the
     assert "compile" not in perf._result(swept[1], judged(swept)).message
 
 
-def broken(graph: Any, inputs: Any) -> Any:
-    raise RuntimeError("no code\n for this shape")
+def broken(error: Exception, least: int = 3) -> Any:
+    """A compiler that fails on graphs of so many steps or more."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        if sum(node.op == "call_function" for node in graph.graph.nodes) >= least:
+            raise error
+        return graph.forward
+
+    return backend
+
+
+NO_CODE = RuntimeError("no code\n for this shape")
 
 
 def compiled_by(monkeypatch: pytest.MonkeyPatch, backend: Any, folder: Path) -> list[dict[str, Any]]:
     """Records of one point with a compiler's baselines; `backend` is the compiler."""
+    torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     jobs = perf.make_jobs(MOE, [stock_spec(MOE.problem("nano", 1, "sm_90a"))], (), FEW)[:1]
     assert jobs[0].baselines == ("stock", "compile")
@@ -272,17 +284,37 @@ def compiled_by(monkeypatch: pytest.MonkeyPatch, backend: Any, folder: Path) -> 
 def test_where_torch_compiles_nothing_stock_runs_as_it_is_and_the_compiled_one_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.compiler.reset()
-    for record in compiled_by(monkeypatch, broken, tmp_path):
+    asked: list[object] = []
+    stock = type(MOE).stock
+
+    def noted(op: Any, problem: Any, compile: Any = None) -> Any:
+        asked.append(compile)
+        return stock(op, problem, compile)
+
+    monkeypatch.setattr(type(MOE), "stock", noted)
+    found = compiled_by(monkeypatch, broken(NO_CODE), tmp_path)
+    assert uncompiled in asked  # not None: that is the stock op of the judges, which copies its states
+    for record in found:
         assert set(record["samples"]) == {"candidate", "stock"}
         assert set(record["uncompiled"]) == {"stock", "compile"}
         assert all("no code for this shape" in why for why in record["uncompiled"].values())
 
 
 def test_where_torch_compiles_all_baselines_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.compiler.reset()
     for record in compiled_by(monkeypatch, "eager", tmp_path):
         assert set(record["samples"]) == {"candidate", "stock", "compile"} and "uncompiled" not in record
+
+
+@pytest.mark.parametrize(
+    ("error", "least"),
+    [(NO_CODE, 0), (OSError(28, "No space left on device"), 3), (torch.OutOfMemoryError("no memory"), 3)],
+    ids=["it never works", "a full disk", "no memory"],
+)
+def test_a_compiler_that_never_works_or_a_machine_in_need_is_no_reason_to_leave_a_baseline_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, least: int
+) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        compiled_by(monkeypatch, broken(error, least), tmp_path)
 
 
 def test_a_baseline_that_torch_would_run_without_compiling_it_fails_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

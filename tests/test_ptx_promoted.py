@@ -35,7 +35,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
 
 
 def cells() -> list[object]:
-    """A case for each source, behind `deep` but for one op. What was interpreted of the others' families is on record in
+    """A case for each source, behind `deep` but for one op. What was interpreted of the others' families is on record,
     benchmarks/families.json; of some families their first point only, which need not be the one that serves."""
     marks = {c: () if p.op == "moe_shared" else (pytest.mark.deep,) for c, p in PROMOTED.items()}
     return [pytest.param(c, id=f"{PROMOTED[c].op} {c[:12]}", marks=m) for c, m in marks.items()]

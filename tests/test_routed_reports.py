@@ -69,7 +69,8 @@ def test_reports_say_synthetic_routing_without_a_trace_and_which_one_with_it(doc
         (first_lines(swept(document, given)), words),
     ):
         assert all(said in line for line in lines.values()), lines
-    assert all("synthetic" not in line for line in first_lines(swept(document, given)).values())
+    both = first_lines(swept(document, given)).values()
+    assert all(f"synthetic routing, and {words}" in line for line in both)  # a trace is one scenario of many
     two = first_lines(swept(document, given, {**given, "sha256": "e" * 64}))
     assert all(words in line and f"routing trace {'e' * 12}" in line for line in two.values())
 
@@ -79,9 +80,18 @@ def test_reports_of_an_op_that_does_not_route_say_nothing_of_it(document: Docume
     assert lines.pop("json") == '["routing", ""]' and all("routing" not in line for line in lines.values())
 
 
-@pytest.mark.parametrize("named", [3, {}, "x", {"sha256": "a"}, None])
+@pytest.mark.parametrize(
+    "named",
+    [
+        *(3, {}, "x", {"sha256": "a"}, None),
+        {"sha256": "a" * 64, "tokens": "1\n\n# x", "layers": 1},
+        {"sha256": "a" * 64, "tokens": 1, "layers": True},
+        {"sha256": "\x1b[2J", "tokens": 1, "layers": 1},
+    ],
+)
 def test_what_foreign_evidence_calls_a_trace_stops_no_report(document: Document, named: object) -> None:
-    assert "synthetic routing" in first_lines(swept(document, named))["md"]
+    line = first_lines(swept(document, named))["md"]
+    assert "synthetic routing" in line and "and routing trace" not in line
     odd = GateResult("perf-sweep", Status.PASS, "perf.pass", "", {"routing": named})
     assert document.subject is not None
     doc = replace(document, op=EXPERTS, subject=replace(document.subject, results=(odd,)))

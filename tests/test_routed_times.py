@@ -4,6 +4,7 @@ The trace is one that the stand-in of vLLM's model records. The sweep's runner w
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from support.routing import recorded_trace
 
 from kgen.gates import perf, perf_judge, routing, timing
+from kgen.gates.perf_judge import Findings
 from kgen.gates.routing import RECORDED, recorded
 from kgen.gates.runner import perf as job_side
 from kgen.gates.runner.contestants import rotation, set_values
@@ -19,7 +21,8 @@ from kgen.gates.runner.job import stock_spec
 from kgen.gates.runner.out import Out
 from kgen.gates.runner.perf import CHAINED, COLD, GRAPH
 from kgen.ops import REGISTRY
-from kgen.serve.routing_trace import TraceError, read
+from kgen.records import PerfPoint
+from kgen.serve.routing_trace import RoutingTrace, TraceError, read
 
 FEW = {GRAPH: 1, CHAINED: 1, COLD: 1}
 EXPERTS = REGISTRY.get("moe_experts")
@@ -79,6 +82,39 @@ def test_a_trace_is_known_by_its_bytes(trace: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(routing, "MOST_BYTES", 10)
     with pytest.raises(TraceError, match=r"keep its first lines only"):
         recorded(trace)
+
+
+def test_a_trace_that_is_written_while_it_is_read_and_a_folder_are_refused(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TraceError, match="is no file"):
+        recorded(tmp_path)
+    parse = routing.read
+
+    def grown(path: Path) -> RoutingTrace:
+        found = parse(path)
+        path.write_bytes(path.read_bytes() + b'{"layer":1,"ids":[[0,1,2,3]]}\n')
+        return found
+
+    monkeypatch.setattr(routing, "read", grown)
+    copy = tmp_path / "t.jsonl"
+    copy.write_bytes(trace.read_bytes())
+    with pytest.raises(TraceError, match="is being written: stop the recording"):
+        recorded(copy)
+
+
+def test_evidence_names_a_trace_only_where_something_was_timed_with_it(trace: Path) -> None:
+    given = recorded(trace)
+    jobs = {
+        n: perf.make_jobs(EXPERTS, [stock_spec(EXPERTS.problem("nano", n, "sm_90a"))], (), FEW, True) for n in (8, 16)
+    }
+    scenarios = {n: {j.scenario for j in made} for n, made in jobs.items()}
+    assert routing.RECORDED in scenarios[8] and routing.RECORDED not in scenarios[16]
+    point = PerfPoint(
+        "p", 8, "graph", "t", 1.0, {"stock": 2.0}, "stock", 0.5, 0.4, 0.6, 0.1, 0.1, 3, "win", scenario=routing.RECORDED
+    )
+    assert perf._recorded(Findings(points=[point])) and given.tokens == 210
+    assert not perf._recorded(Findings(points=[replace(point, scenario="skewed")]))
 
 
 def test_the_words_say_which_trace_or_that_routing_is_synthetic(trace: Path) -> None:

@@ -12,6 +12,7 @@ Baselines run on other seeds than the candidate and nothing here knows an expect
 """
 
 import random
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,11 +27,13 @@ from kgen.gates.runner import subject
 from kgen.gates.runner.contestants import Contestant, Functional, chain_seed, rotation, set_values
 from kgen.gates.runner.job import LoadSpec
 from kgen.gates.runner.out import Out
+from kgen.model.bind import uncompiled
 from kgen.ops import REGISTRY
 from kgen.ops.baselines import BASELINES
 from kgen.records import from_json
 from kgen.records.codec import OPTIONAL
 
+MACHINE = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, OSError, subprocess.SubprocessError)
 GRAPH, CHAINED, COLD = "graph", "chained", "cold"
 STOCK, COMPILE, CHAMPION = "stock", "compile", "champion"
 
@@ -55,6 +58,7 @@ def run(job: Mapping[str, Any], out: Out) -> dict[str, Any]:
     device = str(job["device"])
     if job["compile"]:
         _no_silent_fallback()
+        _compiler_works(device)
     clock = timing.Clock(device)
     limited = timing.refuse_persisting_l2(device)
     given = job.get("routing")
@@ -96,8 +100,8 @@ def _point(
         return
     cache = Path(job["cache"])
     turns = rotation(op, problem, point.seed, device, point.spec.workspaces, point.tokens, point.scenario, trace)
-    baselines, uncompiled = _baselines(op, point, cache, device, bool(job["compile"]), out, trace)
-    loaded = subject.load(point.spec, cache)  # behind the compiler: it cannot be what made that fail
+    baselines, failed = _baselines(op, point, cache, device, bool(job["compile"]), out, trace)
+    loaded = subject.load(point.spec, cache)
     setup = time.monotonic() - started
     for column, repetitions in point.repetitions.items():
         began = time.monotonic()
@@ -125,7 +129,7 @@ def _point(
                 "prepare_s": round(prepared, 3),
                 **({"states": contestant.keep_states(out)} if contestant.states else {}),
                 **({"warm": turns.warm} if turns.warm and column != COLD else {}),
-                **({"uncompiled": uncompiled} if uncompiled else {}),
+                **({"uncompiled": failed} if failed else {}),
             }
         )
 
@@ -168,7 +172,7 @@ def _baselines(
             failed[name] = why
             if name != STOCK:
                 continue
-            side = Functional(name, op.stock(true_problem), turns)
+            side = Functional(name, op.stock(true_problem, uncompiled), turns)  # as timed: states stay in place
         made.append((name, side))
     if point.champion is not None:
         champion, family = point.champion, point.scenario
@@ -181,16 +185,24 @@ def _baselines(
 def uncompilable(side: Functional) -> str:
     """Why torch cannot compile a baseline for its shapes, "" when it can or has nothing to compile. Runs it once.
 
-    Other errors, a limit on compilations among them, are raised: such a baseline would be weaker than it can be.
+    Other errors are raised, a limit on compilations and what ails the machine (memory, files, its compiler, the device)
+    among them: such a baseline would be weaker than it can be.
     """
     try:
         side.run(side.values[0])
     except _not_compiled() as error:
+        if isinstance(error.inner_exception, MACHINE):
+            raise
         return " ".join(str(error).split())[:200] or type(error).__name__
     return ""
 
 
-def _not_compiled() -> type[Exception]:
+def _compiler_works(device: str) -> None:
+    """Compiles and runs a trivial function: a compiler that never works must not pass for one that fails on a shape."""
+    torch.compile(lambda x: x * 2.0 + 1.0, dynamic=False)(torch.ones(64, device=device))
+
+
+def _not_compiled() -> Any:
     """Looked at only where something was raised: importing it takes seconds, in every process that times or judges."""
     from torch._dynamo.exc import BackendCompilerFailed
 

@@ -26,10 +26,10 @@ class StockBinder:
     """Every op as an engine runs it without kgen: states in place, element-wise parts one kernel each."""
 
     def bind(self, op: Op, problem: Problem, seat: str) -> OpCall:
-        return op.stock(problem, _uncompiled)
+        return op.stock(problem, uncompiled)
 
 
-def _uncompiled(part: Callable[..., object], dynamic: bool) -> Callable[..., object]:
+def uncompiled(part: Callable[..., object], dynamic: bool) -> Callable[..., object]:
     """In the place of torch.compile: a model is run too briefly for minutes of compilation."""
     return part
 

@@ -38,7 +38,8 @@ def routing_of(op: Op | None, results: Iterable[GateResult]) -> str:
         return ""
     named = [r.evidence.get("routing") for r in results if r.gate == PERF]
     found = [f for each in named if isinstance(each, list) for f in each]
-    return routing.said(f for f in found if isinstance(f, Mapping) and routing.FACTS.issubset(f))
+    sound = [f for f in found if isinstance(f, Mapping) and routing.is_facts(f)]
+    return f"{routing.SYNTHETIC}, and {routing.said(sound)}" if sound else routing.SYNTHETIC
 
 
 def numeric_rows(entry: Entry) -> list[Row]:

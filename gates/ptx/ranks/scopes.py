@@ -27,8 +27,9 @@ def _refuse(i: Instruction) -> None:
         raise UnsupportedError(i, "not modelled for several ranks")
     if i.opcode == "cp" and "bulk" in i.modifiers:
         raise UnsupportedError(i, "not modelled for several ranks")
-    loads_parameter = i.opcode == "ld" and i.modifiers[0].startswith("param")
-    if loads_parameter and not (isinstance(i.operands[1], Address) and isinstance(i.operands[1].base, Sym)):
+    loads_parameter = i.opcode == "ld" and bool(i.modifiers) and i.modifiers[0].startswith("param")
+    source = i.operands[1] if len(i.operands) > 1 else None
+    if loads_parameter and not (isinstance(source, Address) and isinstance(source.base, Sym)):
         raise UnsupportedError(i, "a parameter that is found at run time")
 
 
