@@ -174,8 +174,8 @@ def _stored(piece: Piece, blobs: dict[str, tuple[bytes, bool]], cache: Path) -> 
 
 
 def _compressed(data: bytes, sha256: str, cache: Path) -> bytes:
-    """xz of a large file; half a minute for a runtime library, so it is kept."""
-    path = cache / f"{sha256}.xz"
+    """xz of a large file; many seconds for a runtime library, so it is kept, by the filters too."""
+    path = cache / f"{sha256}.{sha256_bytes(canonical_json(FILTERS))[:8]}.xz"
     if path.is_file():
         kept = path.read_bytes()
         try:

@@ -108,5 +108,7 @@ def test_a_trace_of_other_experts_or_too_few_tokens_is_one_line(
         assert called(["bench-layer", *given]) == 2
         caught = capsys.readouterr().err
         assert "no layer with 8 tokens: record more of them" in caught and caught.count("\n") == 1
+    both = ["bench-layer", "--device", "cpu", "--routing", "skewed", "--routing-trace", str(short)]
+    assert called(both) == 2 and "give one of them" in capsys.readouterr().err
     assert called(["bench-layer", "--device", "cpu", "--routing-trace", str(tmp_path / "none")]) == 2
     assert "none cannot be read" in capsys.readouterr().err

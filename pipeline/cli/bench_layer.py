@@ -127,6 +127,8 @@ def _jobs(
     with arguments():
         chosen = points(setting or default_settings(device), layer or KINDS, tokens or TOKENS, context or CONTEXTS)
         pulled = schedules(prefetch or ())
+        if trace and routing != EVEN:
+            raise ValueError("--routing and --routing-trace both say which experts are chosen: give one of them")
         if trace and (why := unfit(trace, [p.setting for p in chosen], [p.tokens for p in chosen])):
             raise ValueError(why)
     if device == "cuda" and not torch.cuda.is_available():
