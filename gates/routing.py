@@ -12,7 +12,6 @@ not depend on which ones they choose.
 """
 
 import functools
-import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 from kgen.contract import Op, Role, Values
-from kgen.records import Problem
+from kgen.records import Problem, sha256_bytes
 from kgen.serve.routing_trace import RoutingTrace, TraceError, read
 from kgen.store.cache import is_sha256
 
@@ -67,19 +66,15 @@ def recorded(path: Path, sha256: str = "") -> Recorded:
             raise TraceError(f"{path}: {text}; keep its first lines only (head -n)")
         if not path.is_file():
             raise TraceError(f"{path} is no file: a trace is read more than once, so no pipe and no folder")
-        found = _digest(path)
+        found = sha256_bytes(path.read_bytes())
         if sha256 and found != sha256:
             raise TraceError(f"{path} is not the routing trace that it was: {found[:12]}, not {sha256[:12]}")
         trace = read(path)
-        if _digest(path) != found:
+        if sha256_bytes(path.read_bytes()) != found:
             raise TraceError(f"{path} is being written: stop the recording, or take a copy of the file")
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
     return Recorded(path, found, trace)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def ids_in(op: Op) -> str:

@@ -47,9 +47,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         chosen = points(_words(args.setting), _words(args.layer), _numbers(args.tokens), _numbers(args.context))
         trace = recorded(args.routing_trace) if args.routing_trace else None
-        if trace and args.routing != EVEN:
-            raise ValueError("--routing and --routing-trace both say which experts are chosen: give one of them")
-        if trace and (why := unfit(trace, _words(args.setting), _numbers(args.tokens))):
+        if trace and (why := unfit(trace, _words(args.setting), _numbers(args.tokens), args.routing)):
             raise ValueError(why)
         jobs = [
             Job(

@@ -1,7 +1,7 @@
 """A layer whose router sends its rows to recorded experts: the router's weights are fitted, no kernel is added.
 
     words(trace) -> str                     how a job calls its routing
-    unfit(trace, settings, tokens) -> str   why these points cannot follow the trace, "" where they can
+    unfit(trace, settings, tokens, asked)   why these points cannot follow the trace, "" where they can
     follow(built, drawn, ids, turns)        raises Refused (one line) where the choice is not the recorded one
 
 A router of a layer reads what the layer before it left, which no trace has. So the weights are changed by the smallest
@@ -20,7 +20,7 @@ from kgen.gates import routing
 from kgen.gates.layer.check import Built, Refused, chosen
 from kgen.gates.layer.columns import ROUTER
 from kgen.gates.layer.draw import Drawn
-from kgen.gates.layer.points import model_of
+from kgen.gates.layer.points import EVEN, model_of
 from kgen.gates.routing import Recorded, facts, mismatch
 from kgen.model.bind import Binder, OpCall
 from kgen.model.decoder.config import sizes
@@ -34,8 +34,10 @@ def words(trace: Recorded) -> str:
     return routing.said([facts(trace)]).removeprefix("routing ")
 
 
-def unfit(trace: Recorded, settings: Sequence[str], tokens: Sequence[int]) -> str:
-    """Raises ValueError for an unknown setting."""
+def unfit(trace: Recorded, settings: Sequence[str], tokens: Sequence[int], asked: str = EVEN) -> str:
+    """`asked`: the drawn routing that was asked for. Raises ValueError for an unknown setting."""
+    if asked != EVEN:
+        return "--routing and --routing-trace both say which experts are chosen: give one of them"
     for setting in settings:
         of = sizes(REGISTRY.get("moe_experts"), model_of(setting).dims)
         if why := mismatch(trace, of["experts"], of[routing.CHOICES], max(tokens, default=0)):

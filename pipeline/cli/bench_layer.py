@@ -127,9 +127,7 @@ def _jobs(
     with arguments():
         chosen = points(setting or default_settings(device), layer or KINDS, tokens or TOKENS, context or CONTEXTS)
         pulled = schedules(prefetch or ())
-        if trace and routing != EVEN:
-            raise ValueError("--routing and --routing-trace both say which experts are chosen: give one of them")
-        if trace and (why := unfit(trace, [p.setting for p in chosen], [p.tokens for p in chosen])):
+        if trace and (why := unfit(trace, [p.setting for p in chosen], [p.tokens for p in chosen], routing)):
             raise ValueError(why)
     if device == "cuda" and not torch.cuda.is_available():
         raise boundary.Missing("no CUDA GPU here: run it on a GPU host, or --device cpu for a trial on the small model")

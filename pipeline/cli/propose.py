@@ -288,7 +288,7 @@ def conclude(run: "Run", op: "Op", where: str = "") -> "Document":
     """Write the report; show the summary table, its path and the next command, with `where` as `places` gives it."""
     from kgen.report import markdown, read
     from kgen.report.facts import label
-    from kgen.report.judged import routing_of
+    from kgen.report.judged import routing_in
     from kgen.store import StoreError
 
     document = read(run, op)
@@ -305,7 +305,7 @@ def conclude(run: "Run", op: "Op", where: str = "") -> "Document":
         rows.append([e.number, e.candidate.id[:12], label(e)[:48], cost, e.state, stages])
     measured = any(e.ranked and e.ranked.measured for e in document.entries)
     head = ["#", "candidate", "made by", "µs" if measured else "cost µs", "state", "gates"]
-    how = routing_of(op, document.subject.results if document.subject else ())
+    how = routing_in(document)
     output.show_table(f"{op.name}: {document.outcome}{f'; {how}' if how else ''}", head, rows, right=(0, 3))
     output.data(f"report: {said}")
     output.data(f"next:   {document.next_command}{where}")

@@ -6,7 +6,7 @@ from kgen.gates.contract import GATE_CONTRACT
 from kgen.records import to_json
 from kgen.records.envelope import envelope
 from kgen.report.document import Document, Entry
-from kgen.report.judged import routing_of
+from kgen.report.judged import routing_in
 
 SCHEMA = "kgen.report/1"
 
@@ -15,7 +15,7 @@ def as_json(doc: Document) -> dict[str, Any]:
     """Everything that a reader needs; sources and build records stay in the run folder, by hash."""
     return {
         "schema": SCHEMA,
-        "routing": routing_of(doc.op, doc.subject.results if doc.subject else ()),
+        "routing": routing_in(doc),
         "op": doc.op.name,
         "op_contract": doc.op.contract_sha256(),
         "gate_contract": GATE_CONTRACT,

@@ -11,7 +11,7 @@ from kgen.gates import routing
 from kgen.gates.kit_results import TOGETHER
 from kgen.gates.kit_units import GATE_NAMES
 from kgen.records import GATES, GateResult, PerfPoint
-from kgen.report.document import Entry
+from kgen.report.document import Document, Entry
 from kgen.report.plain import Code, Figure, Mark, Table, percent, sci, us
 
 NUMERIC, MODEL, PERF = GATE_NAMES["numeric"], GATE_NAMES["model"], GATE_NAMES["perf"]
@@ -40,6 +40,11 @@ def routing_of(op: Op | None, results: Iterable[GateResult]) -> str:
     found = [f for each in named if isinstance(each, list) for f in each]
     sound = [f for f in found if isinstance(f, Mapping) and routing.is_facts(f)]
     return f"{routing.SYNTHETIC}, and {routing.said(sound)}" if sound else routing.SYNTHETIC
+
+
+def routing_in(doc: Document) -> str:
+    """The same of a report's candidate; of a run without one, what would have been timed."""
+    return routing_of(doc.op, doc.subject.results if doc.subject else ())
 
 
 def numeric_rows(entry: Entry) -> list[Row]:

@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 from kgen.records import GATES, GateResult, Status
 from kgen.report.document import Document, Entry
 from kgen.report.facts import label
-from kgen.report.judged import routing_of
+from kgen.report.judged import routing_in
 
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # by XML 1.0
 
 
 def junit(doc: Document) -> bytes:
     """UTF-8 with a declaration and a trailing newline."""
-    how = routing_of(doc.op, doc.subject.results if doc.subject else ())
+    how = routing_in(doc)
     root = ElementTree.Element("testsuites", name=_clean(f"kgen {doc.op.name}{f'; {how}' if how else ''}"))
     for entry in doc.entries:
         _suite(root, doc, entry)

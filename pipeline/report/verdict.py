@@ -9,7 +9,7 @@ from kgen.records.envelope import envelope
 from kgen.records.manifest import OWN_KEY
 from kgen.report.document import Document, Entry
 from kgen.report.facts import counts
-from kgen.report.judged import NUMERIC, routing_of
+from kgen.report.judged import NUMERIC, routing_in
 from kgen.report.plain import Code, Pieces, Strong, cut
 
 MOST_FOUND = 3
@@ -18,7 +18,7 @@ MESSAGE = 220  # characters of a gate's message in the paragraph
 
 def title(doc: Document) -> Pieces:
     """Of an op that routes, it says where the experts came from."""
-    how = f"; {said}" if (said := routing_of(doc.op, doc.subject.results if doc.subject else ())) else ""
+    how = f"; {said}" if (said := routing_in(doc)) else ""
     if doc.subject is None:
         return (f"{doc.op.name}: nothing was proposed{how}",)
     who = Code(doc.subject.candidate.id[:12])

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], root: Path, info: Record, command: Sequence[s
         write(target, result)
     if not args.no_counters:
         count(root, points, result, target, began + args.seconds)
-    missing = [key for p in points if (key := p["key"]) not in result["points"] and key not in result["failed"]]
+    missing = open_points(points, result)
     say(f"{len(points) - len(missing)} of {len(points)} points are in {target}" + (", run it again" if missing else ""))
     return RETRY if missing else DONE
 
@@ -76,9 +76,14 @@ def resumed(target: Path, digest: str) -> Record | None:
     return found if isinstance(found, dict) and found.get("pack") == digest else None
 
 
+def open_points(points: Sequence[Record], result: Record) -> list[str]:
+    """Keys of the points that are neither timed nor known to fail."""
+    return [key for p in points if (key := p["key"]) not in result["points"] and key not in result["failed"]]
+
+
 def gather(command: Sequence[str], points: Sequence[Record], result: Record, end: float) -> Iterator[Record]:
     """Records of the points that are missing. `command` and a job start a worker."""
-    left = [key for p in points if (key := p["key"]) not in result["points"] and key not in result["failed"]]
+    left = open_points(points, result)
     idle = 0
     while left and idle < 2 and time.monotonic() < end:
         at, before, why, told = ["", ""], len(left), "", False

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.vllm_proof import head
+
 Prompts = Callable[[int], list[list[int]]]
 FIRST_TOKEN = 3  # those before it have a meaning
 
@@ -112,8 +114,6 @@ def shown(
     feature: Feature, stock: Mapping[str, Any], on: Mapping[str, Any], captured: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One feature's part of the record. `captured`: of the plugin's own."""
-    from support.vllm_proof import head
-
     whole = all(len(t) == feature.tokens for side in (stock, on) for t in side["tokens"])
     promoted = sorted({op for by_op in captured.values() for op, calls in by_op.items() if calls["promoted"]})
     pairs = list(zip(on["tokens"], stock["tokens"], strict=True))
