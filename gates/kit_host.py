@@ -138,6 +138,17 @@ class Host:
             stated.with_name(stated.name + SUFFIX).unlink(missing_ok=True)  # of an earlier statement
         return found
 
+    def _stated(self) -> int:
+        """The statement, should a kill have left none, and its signature where one is asked for."""
+        if not beside(self.out).exists():
+            self._state(self.resumed())
+        if self.args.sign:
+            try:
+                say(f"\nsigned: {sign_file(beside(self.out), Path(self.args.sign).expanduser())}")
+            except SignatureError as error:
+                return complain(str(error), RETRY)
+        return PASSED
+
     def _state(self, found: EvidenceSet) -> None:
         """The statement of what was found, beside its file."""
         write(beside(self.out), statements(p.evidence for p in found.parts))
@@ -215,13 +226,9 @@ class Host:
                     f"  {point.ratio:.3f} ({point.ratio_low:.3f} to {point.ratio_high:.3f}) of {point.best_baseline}"
                     f"  roofline {point.roofline:.0%}  {point.label}"
                 )
-        if found.parts and not beside(self.out).exists():
-            self._state(found)
-        if self.args.sign and found.parts:
-            try:
-                say(f"\nsigned: {sign_file(beside(self.out), Path(self.args.sign).expanduser())}")
-            except SignatureError as error:
-                worst = worse(worst, complain(str(error), RETRY))
+        if found.parts:
+            with alone(self.out):  # another process is for a moment between a file and its statement
+                worst = worse(worst, self._stated())
         say(f"\n{len(found.parts)} parts in {self.out}; next: kgen ingest {self.out} where the kit was made")
         return worst
 
