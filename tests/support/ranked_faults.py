@@ -1,10 +1,11 @@
-"""Small edits of candidates/sum_over_ranks.py, each a mistake that an exchange between ranks invites."""
+"""Small edits of sum_over_ranks.py and allreduce_one_shot.py: mistakes that exchanges between ranks invite."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = (Path(__file__).parent.parent / "candidates" / "sum_over_ranks.py").read_text()
+CANDIDATES = Path(__file__).parent.parent / "candidates"
+SOURCE = (CANDIDATES / "sum_over_ranks.py").read_text()
 FENCE = "        cute.arch.fence_acq_rel_sys()\n"
 SEND_TO = "        for peer in cutlass.range_constexpr(self.ranks):\n"
 STORE = 'cute.arch.store(to.llvm_ptr, mine[w], sem="relaxed", scope="sys")'
@@ -24,10 +25,11 @@ class Mistake:
     found: tuple[str, ...]
     family: str = "normal"
     ranks: int = 2
+    base: str = SOURCE
 
     @property
     def source(self) -> str:
-        text = SOURCE
+        text = self.base
         for old, new in self.edits:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
@@ -68,4 +70,50 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "stores that reach one device": Mistake(((STORE, STORE.replace("sys", "gpu")),), ("race",)),
     "weak stores": Mistake(((STORE, "cute.arch.store(to.llvm_ptr, mine[w])"),), ("race",)),
+}
+
+ONE_SHOT = (CANDIDATES / "allreduce_one_shot.py").read_text()
+PUT = '"st.relaxed.sys.global.v4.b32'
+GET = '"ld.relaxed.sys.global.v4.b32'
+REARM = "self.put(self.slot(home, parity, Int32(source), piece), mine)"
+LOOK = "self.get(self.slot(base, parity, Int32(source), piece), came[None, source])"
+TO_PEERS = "            elif lost == 0:\n"
+PLUS_ZERO = "            mine[w] = self.plus_zero(mine[w])\n"
+REST = "range_constexpr(1, self.ranks)"
+
+
+def _one_shot(old: str, new: str, *found: str, family: str = "normal", ranks: int = 2) -> Mistake:
+    return Mistake(((old, new),), found, family, ranks, ONE_SHOT)
+
+
+MISTAKES_ONE_SHOT: Mapping[str, Mistake] = {
+    "missing fence": _one_shot(FENCE, "", "unordered"),
+    "fence of one device": _one_shot(FENCE, FENCE.replace("sys", "gpu"), "unordered"),
+    "early arming: the parity of the next call": _one_shot(
+        REARM, REARM.replace("parity,", "1 - parity,"), "unread", "overwritten", "unordered"
+    ),
+    "no arming": _one_shot(REARM, REARM.replace("Int32(source)", "rank"), "overwritten"),
+    "one parity for all calls": _one_shot(
+        PARITY, "parity = call % 1", "overwritten", "unread", "unordered", "deadlock"
+    ),
+    "reads the other parity": _one_shot(LOOK, LOOK.replace("parity,", "1 - parity,"), "deadlock"),
+    "looks once": _one_shot("waiting = lost != 0", "waiting = Boolean(False)", "is not the sum"),
+    "a rank left out of the sum": _one_shot(REST, "range_constexpr(1, self.ranks - 1)", "is not the sum"),
+    "a rank that nobody sends to": _one_shot(
+        TO_PEERS, "            elif lost == 0 and peer < self.ranks - 1:\n", "deadlock"
+    ),
+    "another order of the sum": Mistake(
+        (("words[None, 0]", "words[None, self.ranks - 1]"), (REST, "range_constexpr(self.ranks - 1)")),
+        ("is not the sum",),
+        "rank_order",
+        4,
+        ONE_SHOT,
+    ),
+    "the sentinel sent as data": _one_shot(PLUS_ZERO, "            pass\n", "sentinel-sent", family="sentinel"),
+    "stores that reach one device": _one_shot(PUT, PUT.replace("sys", "gpu"), "race"),
+    "weak stores": _one_shot(PUT, PUT.replace(".relaxed.sys", ""), "race"),
+    "loads that reach one device": _one_shot(GET, GET.replace("sys", "gpu"), "race"),
+    "a call that is not counted": _one_shot(
+        "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
+    ),
 }
