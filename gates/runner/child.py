@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 KEEP_ENV = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "USER", "KGEN_CUTE_RUNTIME", "CC", "CXX")
 KEEP_PREFIXES = ("CUDA_", "NVIDIA_", "TRITON_", "TORCHINDUCTOR_", "NCCL_", "TORCH_")
@@ -27,7 +28,20 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-W", "ignore", "-c", BOOT.format(module=module), json.dumps(paths), *arguments]
 
 
-def end(process: "subprocess.Popen[bytes]", seconds: float = KILL_SECONDS) -> bool:
+class Process(Protocol):
+    """As much of subprocess.Popen as whoever watches one needs."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def end(process: Process, seconds: float = KILL_SECONDS) -> bool:
     """Kill a process and its group; False when it is not gone after `seconds`."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
