@@ -6,7 +6,7 @@ Statuses: `done`; `fault` (the candidate's call raised, e.g. an illegal address)
 candidate ran); `hung` (no progress within `stall` seconds, or `deadline` passed, while the candidate ran); `error`
 (anything that is not the candidate's doing, and whatever left an answer that cannot be read). The job folder is
 private, in memory where there is room, and is deleted when the block ends. The child gets an isolated interpreter, none
-of the caller's secrets, and dies with its parent.
+of the caller's secrets, and dies with its parent. Without a GPU it is a fork of one that has imported all (warm.py).
 
 A job on a GPU holds its lease while the block lasts. Where the process died, was ended, or an error of CUDA is
 reported, a fresh process looks after the device (gpu/health.py) before anybody goes on: a device that is not well goes
@@ -19,7 +19,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,8 @@ import torch
 from kgen.gates import leftovers
 from kgen.gates.gpu import health
 from kgen.gates.gpu.lease import GRACE_SECONDS, Held, leased
-from kgen.gates.runner.child import child_environment, command, end
+from kgen.gates.runner.child import Process, child_environment, command, end
+from kgen.gates.runner.warm import start
 from kgen.records import RecordError, one_line, strict_json
 
 FOLDERS = "kgen-run"
@@ -136,15 +136,7 @@ def _run(
 ) -> Outcome:
     started = time.monotonic()
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=folder,
-            start_new_session=True,
-        )
+        process = start(command, environment, folder, log, warm=held is None)
         if held is not None:
             held.run(process.pid, deadline + GRACE_SECONDS)
         try:
@@ -160,7 +152,7 @@ def _run(
     return _read(folder, process.returncode, limit, time.monotonic() - started)
 
 
-def _watch(process: "subprocess.Popen[bytes]", folder: Path, started: float, deadline: float, stall: float) -> str:
+def _watch(process: Process, folder: Path, started: float, deadline: float, stall: float) -> str:
     """ "" when the process ended by itself, else which limit it ran into."""
     at, last = folder / "at", started
     mark = 0
