@@ -133,7 +133,7 @@ class Exchange:
         piece = cta * self.threads + thread
         call = state[OWN + cta]
         lost = cute.arch.load((state.iterator + LOST).llvm_ptr, Int32, sem="relaxed", scope="gpu")
-        parity = call % PARITIES
+        parity = call & (PARITIES - 1)
         homes = [peers[r] for r in range(self.ranks)]
         flat = cute.make_layout(self.pieces * 2 * WORDS)
         came = cute.make_rmem_tensor(cute.make_layout((WORDS, self.ranks)), Int32)

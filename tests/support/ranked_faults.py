@@ -1,4 +1,4 @@
-"""Small edits of sum_over_ranks.py and allreduce_one_shot.py: mistakes that exchanges between ranks invite."""
+"""Small edits of the ranked candidates, each a mistake that an exchange between ranks invites."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ MISTAKES_ONE_SHOT: Mapping[str, Mistake] = {
     ),
     "no arming": _one_shot(REARM, REARM.replace("Int32(source)", "rank"), "overwritten"),
     "one parity for all calls": _one_shot(
-        PARITY, "parity = call % 1", "overwritten", "unread", "unordered", "deadlock"
+        "parity = call & (PARITIES - 1)", "parity = Int32(0)", "overwritten", "unread", "unordered", "deadlock"
     ),
     "reads the other parity": _one_shot(LOOK, LOOK.replace("parity,", "1 - parity,"), "deadlock"),
     "looks once": _one_shot("waiting = lost != 0", "waiting = Boolean(False)", "is not the sum"),
@@ -116,4 +116,41 @@ MISTAKES_ONE_SHOT: Mapping[str, Mistake] = {
     "a call that is not counted": _one_shot(
         "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
     ),
+}
+
+FUSED = (CANDIDATES / "oproj_one_shot.py").read_text()
+SENDS = "            if peer != rank:\n"
+ARMED = "self.put(self.slot(base, parity, Int32(source), piece), empty)"
+SAID = 'cute.arch.atomic_add(at, Int32(1), sem="release", scope="gpu")'
+HEARD = 'waiting = cute.arch.load(at, Int32, sem="acquire", scope="gpu") != target'
+BITS = "                mine[w] = self.box.plus_zero(mine[w])\n"
+
+
+def _fused(old: str, new: str, *found: str, family: str = "normal", ranks: int = 2) -> Mistake:
+    return Mistake(((old, new),), found, family, ranks, FUSED)
+
+
+MISTAKES_FUSED: Mapping[str, Mistake] = {
+    "missing fence": _fused("            cute.arch.fence_acq_rel_sys()\n", "", "unordered"),
+    "no arming": _fused(ARMED, ARMED.replace("Int32(source)", "rank"), "overwritten"),
+    "one parity for all calls": _fused(
+        "piece, parity = token * (self.hidden // 8) + c8, call & (PARITIES - 1)",
+        "piece, parity = token * (self.hidden // 8) + c8, Int32(0)",
+        "deadlock",
+    ),
+    "a rank that nobody sends to": _fused(
+        SENDS, "            if peer != rank and peer < self.ranks - 1:\n", "deadlock"
+    ),
+    "the peers' sum without this rank": _fused("came[w, r] = mine[w]", "came[w, r] = Int32(0)", "differs from rank 0"),
+    "the sentinel sent as data": _fused(BITS, "                pass\n", "sentinel-sent", family="signed_zero"),
+    "a mix that does not wait for the row": _fused(HEARD, "waiting = Boolean(False)", "race"),
+    "a row that is said to be there with no order": _fused(SAID, SAID.replace("release", "relaxed"), "race"),
+    "a wait for the row that orders nothing": _fused(HEARD, HEARD.replace("acquire", "relaxed"), "race"),
+    "blocks that are not mixed": _fused(
+        "            if s < nb:\n                cute.autovec_copy(held",
+        "            if s < nb - 1:\n                cute.autovec_copy(held",
+        "relL2",
+        family="all_blocks",
+    ),
+    "stores that reach one device": _fused(PUT, PUT.replace("sys", "gpu"), "race"),
 }
