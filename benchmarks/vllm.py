@@ -4,11 +4,11 @@
     PYTHONPATH=tests python benchmarks/vllm.py take FOLDER [--at COMMIT]
     PYTHONPATH=tests python benchmarks/vllm.py apart BASE.json OFF.json     # of vllm_proof.py: two processes
 
-FOLDER is what `tests/support/vllm_one.py --out FOLDER/one`, `--damage --out FOLDER/damage` and, where it was run,
-`--features --out FOLDER/features` wrote. The record goes to
-vllm_h200.json, the kernels of all profiled steps to vllm_h200.events.json.xz; docs/vllm.md and README.md are made from
-the record (`python -m kernel_pages`). Times are spans within graph replays by torch.profiler. Where a run has no rounds
-by turns, they are of one profiled step a side, stock's first; the record says which. Not covered: structured output.
+FOLDER is what `tests/support/vllm_one.py --out FOLDER/one` and, where they were run, `--damage --out FOLDER/damage` and
+`--features --out FOLDER/features` wrote. What was broken on purpose is kept of an earlier run where this one has none.
+The record goes to vllm_h200.json, the kernels of all profiled steps to vllm_h200.events.json.xz; docs/vllm.md and
+README.md are made from the record (`python -m kernel_pages`). Times are spans within graph replays by torch.profiler.
+Where a run has no rounds by turns, they are of one profiled step a side, stock's first; the record says which.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from kgen.serve.vllm.guards import Refusal, Stage, message
 HERE = Path(__file__).resolve().parent
 RECORD, EVENTS = HERE / "vllm_h200.json", HERE / "vllm_h200.events.json.xz"
 SCHEMA = "kgen.vllm-proof/1"
-KEPT = ("environment", "plugin", "trigger", "isolation", "stock_repeats", "agreement", "logits", "churn")
+KEPT = ("environment", "plugin", "trigger", "isolation", "stock_repeats", "conv_states", "agreement", "logits", "churn")
 APART = "isolation_in_two_processes"
 SIDES = {"stock": "base_events.json", "on": "on_events.json"}
 FOLDERS = re.compile(r"(?<![\w/.])/(?:[\w.-]+/)*(?=set-)")  # of the broken copies of a set
@@ -84,14 +84,16 @@ def read_events() -> dict[str, Any]:
 
 def take(folder: Path, commit: str) -> None:
     one = json.loads((folder / "one" / "one.json").read_text())
-    damage = json.loads((folder / "damage" / "damage.json").read_text())
+    broken, also = (folder / part / f"{part}.json" for part in ("damage", "features"))
+    damage = json.loads(broken.read_text()) if broken.exists() else {}
     events = {side: json.loads((folder / "one" / name).read_text()) for side, name in SIDES.items()}
-    also = folder / "features" / "features.json"
     features = json.loads(also.read_text()) if also.exists() else {}
     EVENTS.write_bytes(lzma.compress(json.dumps(events).encode(), preset=9))
     made = reduced(one, damage, events, commit, features)
     if APART in (before := json.loads(RECORD.read_text()) if RECORD.exists() else {}):
         made[APART] = before[APART]  # of other runs: `apart` replaces it
+    if not damage and "damage" in before:
+        made |= {"damage": before["damage"], "damage_at": before.get("damage_at", before["commit"])}
     RECORD.write_text(json.dumps(made, indent=1) + "\n")
 
 

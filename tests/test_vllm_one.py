@@ -1,6 +1,7 @@
 """The run of stock and promoted engines by turns: with a small engine in vLLM's place, and what its numbers mean."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,9 @@ class Model(nn.Module):
         generator = torch.Generator().manual_seed(1)
         self.embed = nn.Parameter(torch.randn(VOCAB, WIDTH, generator=generator), requires_grad=False)
         self.noise = noise
+        self.attention = nn.Module()  # of KDA, as far as its states tell
+        self.attention.f_b_proj = nn.Identity()
+        self.attention.kv_cache = (torch.zeros(5, 24, 3), torch.zeros(5, 2))  # type: ignore[assignment]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.embed.T * (1 + 1e-3 * hidden.shape[0] + self.noise * torch.arange(VOCAB))
@@ -117,6 +121,8 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kgen-vllm-plugin\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[vllm.general_plugins]\nkgen = kgen.serve.vllm:register\n")
+    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", "")  # so that what Engines sets is undone
+    monkeypatch.delenv("VLLM_SSM_CONV_STATE_LAYOUT")
     return tmp_path
 
 
@@ -134,7 +140,10 @@ def test_a_whole_run_holds_every_part(place: Path) -> None:
     found = proven(place, Builder(place))
     assert found["isolation"] == found["trigger"] == [] and found["done"] is True
     assert found["plugin"].startswith("registered")
-    assert found["times"]["8"]["KDA+MoE"] == {"stock": 40.0, "on": 20.0, "ratio": 2.0}
+    same = {"ratio": 2.0, "least": 2.0, "greatest": 2.0}
+    assert found["times"]["8"]["KDA+MoE"] == {"stock": 40.0, "on": 20.0, **same}
+    assert found["stock_repeats"] == {"1": True, "8": True}
+    assert found["conv_states"] == {"stock": [[24, 3]], "on": [[24, 3]]}
     assert found["times"]["1"]["rounds"] == 2 and {r["openers"] for r in found["turns"]} == {5}
     logits = found["logits"]
     assert logits["stock_again"]["max"] == logits["promoted_against_stock_8"]["max"] == 0
@@ -197,10 +206,11 @@ def test_spans_heads_and_medians() -> None:
     assert layer_spans(events, CONFIG) == {"KDA+dense": 25.0, "KDA+MoE": 20.0, "sum": 45.0}  # launched early, no more
     assert heads([[1, 2], [1, 3]], [[1, 2], [1, 2]]) == {"requests": 2, "equal": 1, "common_head": 0.75}
     rounds = [
-        {"batch": 1, "side": s, "spans": {"sum": v}, "host_step_us": 10 * v}
-        for s, v in (("stock", 6.0), ("stock", 8.0), ("on", 2.0), ("on", 5.0))
-    ]
-    assert summary(rounds)["1"]["sum"] == {"stock": 7.0, "on": 3.5, "ratio": 2.0}
+        {"round": n, "batch": 1, "side": s, "spans": {"sum": v}, "host_step_us": 10 * v}
+        for n, s, v in ((0, "stock", 6.0), (1, "stock", 8.0), (1, "on", 2.0), (0, "on", 5.0), (2, "on", 3.5))
+    ]  # a run that is cut may lack one side of a round
+    assert summary(rounds)["1"]["sum"] == {"stock": 7.0, "on": 3.5, "ratio": 2.0, "least": 1.2, "greatest": 4.0}
+    assert summary(rounds)["1"]["host_step_us"]["stock"] == 70.0 and summary(rounds)["1"]["rounds"] == 3
     assert summary(rounds[:2]) == {}
 
 
@@ -220,3 +230,14 @@ def test_damage_wants_stock_tokens_and_exactly_one_line(place: Path) -> None:
     assert silent["equal_tokens"] and silent["lines"] == 0 and not silent["ok"]  # this engine says nothing
     assert not outcome(-0.5)["no manifest"]["equal_tokens"]
     assert (kernels / "objects" / "a.o.xz").read_bytes() == b"0123456789"
+
+
+def test_both_sides_keep_states_as_kda_core_needs_them_unless_told_otherwise(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = Builder(place)
+    Engines(builder, builder.options, 0)
+    assert os.environ["VLLM_SSM_CONV_STATE_LAYOUT"] == "DS"
+    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", "SD")
+    Engines(builder, builder.options, 0)
+    assert os.environ["VLLM_SSM_CONV_STATE_LAYOUT"] == "SD"

@@ -1,6 +1,8 @@
 """The committed run of promoted kernels in a real vLLM: what it holds, and that the pages say the same."""
 
 import importlib.util
+import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -86,14 +88,65 @@ def test_a_broken_start_that_failed_is_told_and_breaks_no_page() -> None:
     text = vllm_served.damage_table({"damage": {"one": {"failed": "no memory"}, **record()["damage"]}})
     assert "| one | failed: no memory |" in text and "| no manifest | stock's | 1 |" in text
     assert "failed, no memory" in vllm_served.joined({"churn": {"failed": "no memory"}})
+    assert "failed, the run ended before" in vllm_served.joined({})
 
 
 def test_no_folder_of_the_machine_that_ran_is_in_the_record() -> None:
     assert "/tmp/" not in vllm_served.RECORD.read_text(encoding="utf-8")
 
 
-def test_features_are_told_in_use_or_failed_and_their_absence_too() -> None:
-    assert vllm_served.features({}) == ["Prefix caching, long contexts and speculation were not tried on a GPU."]
-    case = {"ok": True, "whole": False, "used": True, "promoted": ["attn_res"], "common_head": [1.0, 0.5]}
+def test_features_are_told_with_their_verdict_or_failure_and_their_absence_too() -> None:
+    (none,) = vllm_served.features({})
+    assert none == "Structured output, seeds, prefix caching, long contexts and speculation were not tried on a GPU."
+    case = {"verdict": "on: not in use", "promoted": ["attn_res"], "common_head": [1.0, 0.5]}
     _, text = vllm_served.features({"features": {"one": case, "two": {"failed": "ValueError: no"}}})
-    assert "| one | no | yes | attn_res | 100 %, 50 % |" in text and "failed: ValueError: no" in text
+    assert "| one | on: not in use | attn_res | 100 %, 50 % |" in text and "failed: ValueError: no" in text
+
+
+def test_the_page_says_how_far_rounds_differ_and_how_states_lay() -> None:
+    assert vllm_served.spread({"ratio": 1.05, "least": 1.01, "greatest": 1.1}) == "1.05× (1.01–1.10)"
+    assert vllm_served.spread({"ratio": 1.05}) == "1.05×"
+    assert "one round" in vllm_served.brackets({"by_turns": True}) and not vllm_served.brackets({"by_turns": False})
+    assert vllm_served.states({}) == vllm_served.states({"conv_states": {"failed": "no"}}) == ""
+    same = {"conv_states": {"stock": [[4608, 3]], "on": [[4608, 3]]}}
+    assert vllm_served.states(same) == " KDA's convolution states of a slot: 4608×3 on both sides."
+    other = {"conv_states": {"stock": [[3, 4608]], "on": [[4608, 3]]}}
+    assert "stock 3×4608, promoted 4608×3." in vllm_served.states(other)
+
+
+def test_a_run_becomes_the_record_and_keeps_what_it_has_not_tried_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Any
+) -> None:
+    made, before = tool(), record()
+    monkeypatch.setattr(made, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(made, "EVENTS", tmp_path / "events.json.xz")
+    (tmp_path / "record.json").write_text(json.dumps(before))
+    one = {
+        **before,
+        "record": {**before["plan"], "refusals": []},
+        "conv_states": {"stock": [[4608, 3]], "on": [[4608, 3]]},
+    }
+    feature = {"ok": True, "verdict": "in order", "promoted": ["attn_res"], "common_head": [1.0]}
+    parts = {
+        "one": one | {"times": {}},
+        "features": {"plugin": "registered", "n-gram speculation": feature, "done": True},
+    }
+    for part, found in parts.items():
+        (tmp_path / part).mkdir()
+        (tmp_path / part / f"{part}.json").write_text(json.dumps(found))
+    for side, name in made.SIDES.items():
+        (tmp_path / "one" / name).write_text(json.dumps(events[side]))
+    made.take(tmp_path, "abc1234")
+    after = json.loads((tmp_path / "record.json").read_text())
+    assert (after["commit"], after["damage_at"]) == ("abc1234", before["commit"])
+    assert after["damage"] == before["damage"] and after["features"] == {"n-gram speculation": feature}
+    assert after["conv_states"] == one["conv_states"] and after["times"] == made.once(
+        events, before["environment"]["config"]
+    )
+    monkeypatch.setattr(vllm_served, "record", lambda: after)
+    text = " ".join(vllm_served.region().split())
+    assert (
+        f"(kgen at commit {before['commit']})" in text
+        and "| n-gram speculation | in order | attn_res | 100 % |" in text
+    )
+    assert "4608×3 on both sides" in text

@@ -12,7 +12,9 @@ written anew after every part: a run that is cut leaves what it had.
 Shown: (a) tokens and kernels of a step without the plugin and with it but without its key; (b) promoted kernels in the
 trace, as often as the record says; (c) logits of 512 decode steps that are made to take the same tokens: promoted and
 stock, and stock beside itself in another batch, and requests that join and leave, some sampled with a seed; (d) spans
-of layers and steps of the host, by turns. Not shown: several ranks, structured output.
+of layers and steps of the host, by turns. Unless VLLM_SSM_CONV_STATE_LAYOUT says otherwise, both sides keep KDA's
+convolution states channel by channel, which the seat of kda_core needs; the record says how they lay in each engine.
+Not shown: several ranks.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import os
 import statistics
 import sys
 import time
@@ -52,6 +55,7 @@ class Engines:
 
     def __init__(self, builder: Any, options: Any, dense: int) -> None:
         self.builder, self.options, self._kept = builder, options, list[Any]()
+        os.environ.setdefault("VLLM_SSM_CONV_STATE_LAYOUT", "DS")  # one layout a process: stock has it too
         builder.set_environment(options)
         if dense:
             builder.K3["first_k_dense_replace"] = dense
@@ -108,6 +112,12 @@ def repeated(engines: Engines, llm: Any, run: Mapping[str, Any]) -> bool:
 
 def model_of(llm: Any) -> Any:
     return llm.llm_engine.apply_model(lambda m: m)[0]
+
+
+def conv_states(llm: Any) -> list[list[int]]:
+    """Shapes of a slot's convolution state in the engine's KDA layers, each once: [channels, taps] or the other way."""
+    layers = [m for m in model_of(llm).modules() if hasattr(m, "f_b_proj") and hasattr(m, "kv_cache")]
+    return [list(shape) for shape in sorted({tuple(m.kv_cache[0].shape[1:]) for m in layers})]
 
 
 def ordered(found: Mapping[str, list[int]], tag: str, batch: int) -> list[list[int]]:
@@ -295,6 +305,7 @@ def proof(a: argparse.Namespace, engines: Engines, results: Results) -> None:
     key = {"set": str(a.set.resolve()), "record": str(record.resolve()), **({"ops": a.ops} if a.ops else {})}
     on = engines.build({"kgen": key})
     results.put("classes", {n: model_of(e).__class__.__module__ for n, e in (("stock", stock), ("on", on))})
+    results.attempt("conv_states", lambda: {n: conv_states(e) for n, e in (("stock", stock), ("on", on))})
     found = results.put("record", json.loads(record.read_text()))
     bins = found["seats"].get("attn_res", {}).get("launches", {}).values()
     mixes = sorted({name.partition("_object_at")[0] for b in bins for name in b["per_call"]})
@@ -360,7 +371,7 @@ def main() -> int:
     a.out.mkdir(parents=True, exist_ok=True)
     sizes = ["--batches", ",".join(map(str, a.batches)), "--engine"]
     limits = {"max_num_seqs": max(8, *a.batches), "gpu_memory_utilization": 0.1,
-              "kv_cache_memory_bytes": (1 if a.damage else 3) << 30}  # fmt: skip
+              "kv_cache_memory_bytes": (1 if a.damage or a.features else 3) << 30}  # fmt: skip
     builder, options = loaded(a.builder, [*sizes, json.dumps(limits), *more])
     part = "damage" if a.damage else "features" if a.features else "one"
     results = Results(a.out / f"{part}.json")

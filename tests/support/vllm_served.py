@@ -36,7 +36,7 @@ def times_table(found: Mapping[str, Any]) -> str:
     rows = []
     for batch, t in found["times"].items():
         host = f"{t['host_step_us']['stock'] / 1e3:.2f} → {t['host_step_us']['on'] / 1e3:.2f}"
-        rows.append([batch, *(changed(t[kind]) for kind in KINDS), f"{t['sum']['ratio']:.2f}×", host])
+        rows.append([batch, *(changed(t[kind]) for kind in KINDS), spread(t["sum"]), host])
     return table(["requests", *(f"{kind}, µs" for kind in KINDS), "all layers", "step on the host, ms"], rows)
 
 
@@ -71,17 +71,20 @@ def damage_table(found: Mapping[str, Any]) -> str:
 def features(found: Mapping[str, Any]) -> list[str]:
     """A paragraph and a table; one sentence where no features were tried."""
     if not (cases := found.get("features")):
-        return ["Prefix caching, long contexts and speculation were not tried on a GPU."]
+        return ["Structured output, seeds, prefix caching, long contexts and speculation were not tried on a GPU."]
     rows = []
     for name, case in cases.items():
         if "failed" in case:
-            rows.append([name, f"failed: {case['failed']}", "", "", ""])
+            rows.append([name, f"failed: {case['failed']}", "", ""])
             continue
         heads = ", ".join(f"{h * 100:.0f} %" for h in case["common_head"])
-        words = ["yes" if case[key] else "no" for key in ("whole", "used")]
-        rows.append([name, *words, ", ".join(case["promoted"]), heads])
-    said = "Features, stock's engine and the plugin's one after another; the last column is each request's common head."
-    return [said, table(["feature", "all tokens", "in use", "promoted in its decode graphs", "same tokens"], rows)]
+        rows.append([name, case["verdict"], ", ".join(case["promoted"]), heads])
+    said = (
+        "Features, stock's engine and the plugin's one after another. In order: every answer of both is as its request"
+        " asked (as long; under a rule, of its form), both used the feature, and promoted kernels were in the plugin's"
+        " decode graphs. The last column is how much of each request's tokens both have in common from the start."
+    )
+    return [said, table(["feature", "verdict", "promoted in its decode graphs", "same tokens"], rows)]
 
 
 def how(found: Mapping[str, Any]) -> str:
@@ -89,6 +92,30 @@ def how(found: Mapping[str, Any]) -> str:
         rounds = sorted({int(t["rounds"]) for t in found["times"].values()})
         return f"medians over {' to '.join(map(str, rounds))} rounds, stock and promoted by turns"
     return "one profiled step a side, stock's first: not by turns, so small differences say nothing"
+
+
+def spread(t: Mapping[str, float]) -> str:
+    """A ratio of medians, and those of single rounds where there was more than one."""
+    rounds = f" ({t['least']:.2f}–{t['greatest']:.2f})" if t.get("least", 0) < t.get("greatest", 0) else ""
+    return f"{t['ratio']:.2f}×{rounds}"
+
+
+def brackets(found: Mapping[str, Any]) -> str:
+    return " In brackets: the least and the greatest ratio of one round." if found["by_turns"] else ""
+
+
+def states(found: Mapping[str, Any]) -> str:
+    """How the convolution states lay on each side; "" where the record does not say."""
+    shapes = found.get("conv_states") or {}
+    if not shapes or "failed" in shapes:
+        return ""
+    by_side = {side: " and ".join("×".join(map(str, s)) for s in of) for side, of in shapes.items()}
+    same = len(set(by_side.values())) == 1
+    return (
+        f" KDA's convolution states of a slot: {by_side['stock']} on both sides."
+        if same
+        else f" KDA's convolution states of a slot: stock {by_side['stock']}, promoted {by_side['on']}."
+    )
 
 
 def differences(lines: Sequence[str]) -> str:
@@ -118,7 +145,7 @@ def isolated(found: Mapping[str, Any]) -> str:
 
 def joined(found: Mapping[str, Any]) -> str:
     """How far tokens agree where requests join and leave."""
-    churn = found["churn"]
+    churn = found.get("churn", {"failed": "the run ended before"})
     if "failed" in churn:
         return f"Requests that join and leave: failed, {churn['failed']}."
     one, other = (churn[key]["common_head"] * 100 for key in ("promoted_against_stock", "stock_in_another_order"))
@@ -133,12 +160,13 @@ def region(*_: object) -> str:
     found = record()
     e = found["environment"]
     c = e["config"]
+    at = f" (kgen at commit {found['damage_at']})" if "damage_at" in found else ""
     trigger = "every one as often as the record says" if not found["trigger"] else "; ".join(found["trigger"])
     said = [
         f"On one {e['gpu']}, torch {e['torch']}, vLLM {e['vllm']}: {c['num_hidden_layers']} layers,"
         f" {c['first_k_dense_replace']} of them dense, {c['num_experts']} experts, one TP8 rank's widths, seeded"
         f" weights; kgen at commit {found['commit']}. Layers are timed from the end of the one before to their own end,"
-        f" in graph replays: {how(found)}.",
+        f" in graph replays: {how(found)}.{brackets(found)}{states(found)}",
         times_table(found),
         f"Kernels of the promoted set in the profiled steps, at all sizes: {trigger}. Refused: {found['refused']}.",
         ops_table(found),
@@ -148,7 +176,7 @@ def region(*_: object) -> str:
         logits_table(found),
         joined(found),
         f"What the plugin changes without its key: {isolated(found)}",
-        "Broken on purpose, each in a start of its own:",
+        f"Broken on purpose, each in a start of its own{at}:",
         damage_table(found),
         *features(found),
     ]

@@ -40,7 +40,7 @@ def measured(
 
 
 def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By batch: medians over the rounds, before and after, and their ratio."""
+    """By batch: medians over the rounds, before and after, their ratio, and least and greatest ratio of a round."""
     found: dict[str, Any] = {}
     for batch in dict.fromkeys(r["batch"] for r in rounds):
         sides = {s: [r for r in rounds if (r["batch"], r["side"]) == (batch, s)] for s in ("stock", "on")}
@@ -48,12 +48,15 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             continue
         rows = {}
         for kind in [*sides["stock"][0]["spans"], "host_step_us"]:
-            values = {
-                s: statistics.median(
-                    r["host_step_us"] if kind == "host_step_us" else r["spans"][kind] for r in found_of
-                )
-                for s, found_of in sides.items()
-            }
-            rows[kind] = {**values, "ratio": values["stock"] / values["on"] if values["on"] else 0.0}
+            values = {side: {r["round"]: _time(r, kind) for r in of} for side, of in sides.items()}
+            stock, on = (statistics.median(values[side].values()) for side in ("stock", "on"))
+            both = [values["stock"][n] / us for n, us in values["on"].items() if us and n in values["stock"]]
+            rows[kind] = {"stock": stock, "on": on, "ratio": stock / on if on else 0.0}
+            rows[kind] |= {"least": min(both), "greatest": max(both)} if len(both) > 1 else {}
         found[str(batch)] = {**rows, "rounds": len(sides["on"])}
     return found
+
+
+def _time(measurement: Mapping[str, Any], kind: str) -> float:
+    time = measurement["host_step_us"] if kind == "host_step_us" else measurement["spans"][kind]
+    return float(time)
