@@ -40,6 +40,7 @@ LOG_CAP = 20_000  # characters of the child's own words that are kept
 MESSAGE_CAP = 2000  # characters of what a runner says went wrong; it says 600 itself
 POLL_SECONDS = 0.02
 REFERENCE = {"offset", "nbytes", "dtype", "shape"}  # what out.py writes for a tensor
+WITHOUT_GPU = ("cpu", "ptx")  # devices whose jobs are forks of a warm process
 CUDA_SAYS = "cuda"  # in the text of a fault that may have touched the device
 
 
@@ -109,7 +110,8 @@ def running(
             parent = {} if wrap else {"parent": os.getpid()}
             (folder / "job.json").write_text(json.dumps({"kind": kind, **job, **parent}))
             words = [*wrap, *child_command(folder / "job.json", folder)]
-            outcome = _run(folder, words, environment, deadline, stall, held)
+            warm = str(job.get("device", "cpu")) in WITHOUT_GPU
+            outcome = _run(folder, words, environment, deadline, stall, held, warm)
             yield _settled(held, f"{kind} job at {outcome.where}", outcome)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -133,10 +135,11 @@ def _run(
     deadline: float,
     stall: float,
     held: Held | None = None,
+    warm: bool = False,
 ) -> Outcome:
     started = time.monotonic()
     with (folder / "log").open("wb") as log:
-        process = start(command, environment, folder, log, warm=held is None)
+        process = start(command, environment, folder, log, warm)
         if held is not None:
             held.run(process.pid, deadline + GRACE_SECONDS)
         try:

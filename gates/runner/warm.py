@@ -20,12 +20,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from kgen.gates.gpu import standin
 from kgen.gates.runner.child import Process, command
 from kgen.gates.runner.template import NUMBER
 
 RUNNER, TEMPLATE = "kgen.gates.runner.__main__", "kgen.gates.runner.template"
 START_SECONDS = 120.0  # imports take two seconds; a cold disk may take many
-FREE = ("PATH", "HOME", "TMPDIR", "USER", "KGEN_CUTE_RUNTIME", "CC", "CXX")  # variables that no import reads
+FREE = ("PATH", "HOME", "TMPDIR", "USER", "KGEN_CUTE_RUNTIME", "CC", "CXX", standin.VARIABLE)  # that no import reads
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # NumPy's would start when it is imported, and a fork has one thread only
 
 
