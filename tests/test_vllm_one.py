@@ -126,7 +126,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def proven(place: Path, builder: Builder, seconds: float = 60) -> dict[str, Any]:
+def proven(place: Path, builder: Builder, seconds: float = 600) -> dict[str, Any]:
     a = SimpleNamespace(
         out=place, set=place, ops=None, batches=[1, 8], seconds=seconds, more=30, rounds=2, wait=None, damage=False
     )
