@@ -2,8 +2,6 @@
 
 import math
 import struct
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -189,9 +187,6 @@ def test_costs_match_the_published_table(dims: str, megabytes: tuple[float, ...]
         assert cost.flops / 1e9 == pytest.approx(gf, abs=0.00051)
 
 
-def test_the_hash_covers_the_shared_maths_and_is_the_same_in_another_process() -> None:
+def test_the_hash_covers_the_shared_maths() -> None:
     assert OP.shared == (moe_shared, projection)
     assert OP.contract_sha256() != moe_shared.MoeShared().contract_sha256()
-    code = "from kgen.ops.dense_mlp import DenseMlp; print(DenseMlp().contract_sha256())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [OP.contract_sha256()]
