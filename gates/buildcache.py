@@ -15,6 +15,7 @@ from kgen.records import BuildRecord, Candidate, Compiler, Problem, Status, from
 from kgen.store.cache import OBJECT_SUFFIX, Results, objects_in
 
 Key = Mapping[str, Any]
+SCREENING = ("screen", "skeleton", "parsing")  # modules that decide what the screen finds
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def passed(artefact: Artefact, cached: bool = False) -> Outcome:
 def _rules() -> str:
     """Hash of the screen's, builder's and audit's sources: results of other rules are not taken from the cache."""
     here = Path(__file__).parent
-    files = sorted([here / "screen.py", *(here / "builder").glob("*.py"), *(here / "audit").glob("*.[pc]*")])
+    screening = [here / f"{name}.py" for name in SCREENING]
+    files = sorted([*screening, *(here / "builder").glob("*.py"), *(here / "audit").glob("*.[pc]*")])
     return sha256_bytes(b"\0".join(f.read_bytes() for f in files if f.is_file()))
 
 

@@ -8,8 +8,11 @@ depth mismatch" for a source that has nothing wrong. Candidates are built side b
 import ast
 import functools
 import gc
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 _ONE_AT_A_TIME = threading.Lock()
 # What the parser raises for a text that is no Python: null characters are a ValueError, absurd nesting one of the last.
@@ -92,6 +95,32 @@ def below(nodes: Iterable[ast.AST]) -> list[ast.AST]:
             elif value is not None:
                 found.append(value)
     return found
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A tree with all its nodes, level by level and by kind: who looks for something need not walk. Nobody may change
+    what is in it. Contexts and operators may be left out."""
+
+    tree: ast.Module
+    levels: tuple[list[ast.AST], ...]
+    kinds: Mapping[type[ast.AST], list[Any]]  # no kind but those that are there
+
+
+def looked(tree: ast.Module) -> Looked:
+    level: list[ast.AST] = [tree]
+    levels, kinds = [level], dict[type[ast.AST], list[Any]]()
+    while level := below(level):
+        levels.append(level)
+    for node in itertools.chain.from_iterable(levels):
+        kinds.setdefault(node.__class__, []).append(node)
+    return Looked(tree, tuple(levels), kinds)
+
+
+@functools.lru_cache(maxsize=2)
+def shared_look(source: str) -> Looked:
+    """Of a source's shared tree. Raises as `parse` does."""
+    return looked(shared(source))
 
 
 def every(tree: ast.AST) -> list[ast.AST]:

@@ -9,10 +9,11 @@ import functools
 import math
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kgen.gates.parsing import UNPARSABLE, below, children, shared
+from kgen.gates.parsing import UNPARSABLE, Looked, children
+from kgen.gates.skeleton import once
 
 # Characters that show another program than the one that is parsed: they turn the direction of text, or end a line for
 # some readers of it (the compiler reads a function's lines again, by their numbers) and not for Python.
@@ -110,17 +111,22 @@ def _findings(source: str) -> list[Finding]:
     if text:
         return text
     try:
-        tree = shared(source)
+        return once("screen", source, _of_nodes)
     except SyntaxError as error:
         return [Finding("compile.syntax", error.lineno or 0, f"{error.msg}: {(error.text or '').strip()}")]
     except UNPARSABLE as error:
         return [Finding("compile.syntax", 0, str(error) or type(error).__name__)]
-    nodes = _nodes(tree)
-    if nodes is None:
+
+
+def _of_nodes(seen: Looked) -> list[Finding]:
+    """By no value of a literal at the top level: sources that differ in these alone are looked through once."""
+    if _too_deep(seen.levels):
         return [Finding("screen.size", 0, f"expressions nest deeper than {MAX_DEPTH}")]
-    modules = _imported(nodes)
-    asks = any(node.__class__ is ast.Name and node.id in ASKING for node in nodes)
-    by_kind, other = ASKED if asks else PLAIN
+    modules = _imported([*seen.kinds.get(ast.Import, ()), *seen.kinds.get(ast.ImportFrom, ())])
+    names = {node.id for node in seen.kinds.get(ast.Name, ())}
+    by_kind, other = PLAIN if names.isdisjoint(ASKING) else ASKED
+    bad = {name for name in names if name in FORBIDDEN_NAMES or _dunder(name)}  # no rule finds anything in other names
+    nodes = [n for level in seen.levels for n in level if not isinstance(n, ast.Name) or n.id in bad]
     found = [f for node in nodes for rule in by_kind.get(node.__class__, other) for f in rule(node, modules)]
     return sorted(found, key=lambda f: (f.line, f.code))
 
@@ -143,15 +149,11 @@ def _text(source: str) -> list[Finding]:
     return []
 
 
-def _nodes(tree: ast.AST) -> list[ast.AST] | None:
-    """All nodes that a rule may look at, level by level; None where there are too many levels."""
-    found, level = [tree], [tree]
-    for _ in range(MAX_DEPTH - 1):
-        level = below(level)
-        if not level:
-            return found
-        found += level
-    return None if any(True for node in level for _ in children(node)) else found
+def _too_deep(levels: Sequence[Sequence[ast.AST]]) -> bool:
+    """A context or an operator is a level too, though `levels` need not have it."""
+    return len(levels) > MAX_DEPTH or (
+        len(levels) == MAX_DEPTH and any(True for node in levels[-1] for _ in children(node))
+    )
 
 
 def _imported(nodes: Iterable[ast.AST]) -> dict[str, str]:

@@ -174,3 +174,31 @@ def test_findings_on_one_line_come_in_the_order_of_the_rules_and_of_the_nodes() 
         "line 4: attribute os is not allowed",
         "line 4: eval is not allowed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("clean", "bad", "code"),
+    [
+        ("A = 1", "A = eval", "screen.name"),
+        ("A = (1, 2)", "A = (1, vars)", "screen.name"),
+        ("A = 'x'", "A = f'{open}'", "screen.name"),
+        ("A = 'x'", "A = '\u202e'", "screen.encoding"),
+        ("A = {'k': 1}", "A = {'k': __import__}", "screen.dunder"),
+        ("A = 1", f"A = '{'x' * MAX_BYTES}'", "screen.size"),
+        ("A = 'x' 'y'", "A = 'x' and exec", "screen.name"),
+        ("A = 1", f"A = {'[' * MAX_DEPTH}", "compile.syntax"),
+    ],
+)
+def test_a_clean_source_answers_for_no_other_that_looks_like_it(clean: str, bad: str, code: str) -> None:
+    tail = "\n\ndef kernel(x):\n    return x\n"
+    assert not screen(clean + tail)
+    assert [f.code for f in screen(bad + tail)][:1] == [code]
+    assert not screen(clean + tail)
+
+
+def test_sources_that_differ_in_their_tables_have_the_same_findings_on_their_own_lines() -> None:
+    tails = ("\n\ndef f(x):\n    return eval(x)\n", "\n\n\nimport os\n")
+    for tail in tails:
+        one, two, more = (screen(f"TABLE = {table}{tail}") for table in ("(1, 2)", "(16, 'a longer one')", "(1,\n2)"))
+        assert one == two and len(one) == 1
+        assert [f.line for f in more] == [one[0].line + 1] and more[0].message == one[0].message

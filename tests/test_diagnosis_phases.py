@@ -129,3 +129,41 @@ def test_a_loop_that_waits_for_a_value_is_called_so_and_gets_no_share_of_the_byt
     (found,) = [f for f in findings(waiting, [point]) if f.code == "phases"]
     assert "64 B read a thread and turn, 8 mma = 21.3 MB, 4.76 us, 95%" in found.text
     assert "k wait: 3 instructions, 4 B read a thread and turn. Measured" in found.text
+
+
+def counted(text: str) -> dict[str, int]:
+    """Instructions, and those of each two first words, line by line. Predicates of inline assembly's own are none."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        words = line.replace(";", " ; ").split()
+        words = words[1:] if words and words[0].startswith(("@%", "@!%")) else words
+        if len(words) > 1 and words[0][0].islower() and not words[0].endswith(":"):
+            head = words[0].replace("::", ".").split(".")
+            for name in ("instructions", ".".join(head[:2])):
+                found[name] = found.get(name, 0) + 1
+    return found
+
+
+KINDS = {"global_loads": "ld.global", "global_stores": "st.global", "shared_loads": "ld.shared", "mma": "mma.sync"}
+
+
+@pytest.mark.parametrize("name", sorted(BUILT))
+def test_facts_of_a_real_kernel_are_those_of_its_words(name: str) -> None:
+    text = BUILT[name]["ptx"]
+    wanted, got = counted(text), facts(text)
+    assert got["instructions"] == wanted["instructions"] > 0
+    assert {k: got.get(k, 0) for k in KINDS} == {k: wanted.get(of_kind, 0) for k, of_kind in KINDS.items()}
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\f", "\v", "\x1c", "\x85", "\u2028"])
+def test_whatever_ends_the_lines_of_a_text_they_are_read_alike(end: str) -> None:
+    text = BUILT["wgmma.right"]["ptx"]
+    assert of(text) and of(text.replace("\n", end)) == of(text) == of(text.rstrip("\n"))
+    assert facts(text.replace("\n", end)) == facts(text)
+
+
+def test_no_instruction_goes_on_behind_the_end_of_its_line() -> None:
+    kernel = ".entry k()\n{\n  ld.global.b32 %r1, [%rd1]\n  ;\n  ret\n;\n  bar.sync 0;\n}\n"
+    (only,) = of(kernel)["k"]
+    assert only.instructions == only.barriers == 1 and only.load_bytes == 0
+    assert facts(kernel) == {"instructions": 2, "global_loads": 1, "barriers": 1}

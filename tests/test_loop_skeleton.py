@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgen.gates.parsing import UNPARSABLE, every, parse
+from kgen.gates.parsing import UNPARSABLE, Looked, every, parse
+from kgen.gates.skeleton import once, skeleton
 from kgen.loop.population import shape
-from kgen.loop.skeleton import once, skeleton
 
 HEAD = '"""größer"""\nimport cutlass\n'
 TAIL = "\n\ndef f(x):\n    return cutlass.cute.copy(x, 3)\n"
@@ -50,6 +50,8 @@ def test_values_of_literals_do_not_count(a: str, b: str) -> None:
         ("A = 1  # a", "A = 1  # b"),
         ("f(1)", "f(2)"),
         ("A = 1\r\nB = 2", "A = 3\r\nB = 4"),
+        ("A = (1, 2)", "A = Tuple(0,0)"),  # the form of a literal is no call that a source may write
+        ("A = 1", "A = 0\n"),
     ],
 )
 def test_everything_else_does(a: str, b: str) -> None:
@@ -76,11 +78,11 @@ def test_sources_with_one_skeleton_have_the_same_names_structure_and_lines(
 
 
 def test_of_sources_with_one_skeleton_one_is_looked_through() -> None:
-    looked = list[ast.Module]()
+    looked = list[Looked]()
 
-    def names(tree: ast.Module) -> int:
-        looked.append(tree)
-        return len(tree.body)
+    def names(seen: Looked) -> int:
+        looked.append(seen)
+        return len(seen.tree.body)
 
     texts = [f"{HEAD}ONLY_IN_THIS_TEST = {n}{TAIL}" for n in (1, 2, 3)]
     assert [once("a test's", text, names) for text in [*texts, texts[0] + "1\n"]] == [4, 4, 4, 5]

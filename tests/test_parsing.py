@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.checkout import parsed
 
-from kgen.gates.parsing import PARTS, UNPARSABLE, below, every, parse
+from kgen.gates.parsing import PARTS, UNPARSABLE, below, every, looked, parse
 
 # Threads change in the middle of a tree only where the collector runs code: here it does, often. Without the lock one
 # of these parses ends in CPython 3.11 with "AST constructor recursion depth mismatch", each time this is run.
@@ -74,3 +74,12 @@ def test_the_parts_of_several_nodes_stand_one_behind_the_other() -> None:
     found = [ast.unparse(node) for node in below([a, b])]
     assert found == ["f(x, k=1)", "returned", "{1: -y, **z}"]
     assert [ast.unparse(node) for node in below(below([a]))] == ["f", "x", "k=1"]
+
+
+def test_nodes_stand_level_by_level_and_by_kind_as_a_walk_comes_to_them() -> None:
+    seen = looked(parse(Path(__file__).read_text()))
+    assert [node for level in seen.levels for node in level] == every(seen.tree)
+    assert all(child in seen.levels[2] for node in seen.levels[1] for child in below([node]))
+    for kind in (ast.Name, ast.Call, ast.FunctionDef):
+        assert seen.kinds[kind] == [node for node in every(seen.tree) if type(node) is kind]
+    assert sum(map(len, seen.kinds.values())) == len(every(seen.tree)) and ast.Await not in seen.kinds

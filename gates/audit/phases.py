@@ -17,9 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kgen.gates.audit.ptx import in_lines
+
 ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+([\w$]+)")
 LABEL = re.compile(r"^\s*([\w$]+):\s*(?:$|//)")
-BODY = re.compile(r"^\s*\{?\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s*([^;]*);")
+# What a line is, for a text whose lines end in line feeds alone: a kernel's entry, a label, or opcode and operands.
+LINE = re.compile(
+    r"^[^\S\n]*(?:(?:\.visible[^\S\n]+)?\.entry[^\S\n]+([\w$]+)|([\w$]+):[^\S\n]*(?:$|//)"
+    r"|\{?[^\S\n]*(?:@!?%\w+[^\S\n]+)?([a-z][\w.:]*)[^\S\n]*([^;\n]*);).*",
+    re.MULTILINE,
+)
 BRANCH = re.compile(r"([\w$]+)\s*$")
 CONSTANT = re.compile(r"^(%\w+),\s*(\d+)\s*$")
 BARRIERS = ("bar.sync", "barrier.sync", "barrier.cta.sync", "barrier.cluster.wait", "griddepcontrol.wait")
@@ -60,15 +67,15 @@ def of(text: str) -> dict[str, tuple[Phase, ...]]:
         if name:
             found[name] = tuple(_named(_cut(body, labels)))
 
-    for line in text.splitlines():  # a brace at the start of a line may also end a piece of inline assembly
-        if match := ENTRY.match(line):
+    # a brace at the start of a line may also end a piece of inline assembly
+    for entry, label, opcode, operands in LINE.findall(in_lines(text)):
+        if opcode:
+            body.append((opcode, operands.rstrip()))
+        elif label:
+            labels[label] = len(body)
+        else:
             close()
-            name, body, labels = match[1], [], {}
-        elif not name or (match := LABEL.match(line)):
-            if match:
-                labels[match[1]] = len(body)
-        elif match := BODY.match(line):
-            body.append((match[1], match[2].strip()))
+            name, body, labels = entry, [], {}
     close()
     return found
 
@@ -95,28 +102,17 @@ def facts(path: Path) -> list[dict[str, Any]]:
 def _cut(body: Sequence[Line], labels: dict[str, int]) -> list[tuple[bool, list[Line], dict[str, int]]]:
     """(whether it is a loop, its lines, the kernel's constants) of each phase."""
     constants = _constants(body)
-    loops = _loops(body, labels)
     pieces: list[tuple[bool, list[Line], dict[str, int]]] = []
-    straight: list[Line] = []
-
-    def close() -> None:
-        if straight:
-            pieces.append((False, list(straight), constants))
-            straight.clear()
-
     at = 0
-    while at < len(body):
-        end = next((stop for start, stop in loops if start == at), None)
-        if end is not None:
-            close()
-            pieces.append((True, list(body[at:end]), constants))
+    for start, stop in [*_loops(body, labels), (len(body), len(body))]:
+        ends = [i + 1 for i in range(at, start) if body[i][0].startswith(BARRIERS)]
+        for end in [*ends, start]:
+            if at < end:
+                pieces.append((False, list(body[at:end]), constants))
             at = end
-            continue
-        straight.append(body[at])
-        if body[at][0].startswith(BARRIERS):
-            close()
-        at += 1
-    close()
+        if start < stop:
+            pieces.append((True, list(body[start:stop]), constants))
+        at = stop
     return pieces
 
 
@@ -124,8 +120,9 @@ def _loops(body: Sequence[Line], labels: dict[str, int]) -> list[tuple[int, int]
     """The outermost, as half-open ranges; waits that spin are none."""
     spans = []
     for at, (opcode, operands) in enumerate(body):
-        target = BRANCH.search(operands) if opcode.startswith("bra") else None
-        start = labels.get(target[1], at + 1) if target else at + 1
+        if not opcode.startswith("bra") or not (target := BRANCH.search(operands)):
+            continue
+        start = labels.get(target[1], at + 1)
         waits = at + 1 - start <= SPIN and any("try_wait" in op or "test_wait" in op for op, _ in body[start : at + 1])
         if start <= at and not waits:
             spans.append((start, at + 1))
@@ -207,26 +204,33 @@ def _counted(loop: bool, lines: Sequence[Line], constants: dict[str, int]) -> Ph
     n = dict.fromkeys(("load_bytes", "store_bytes", "block_bytes", "bulk", "shared", "mma", "shuffles", "atomics"), 0)
     n["barriers"] = 0
     for opcode, operands in lines:
-        words = opcode.split(".")
-        if words[0] in ("ld", "st") and "global" in words:
-            n["load_bytes" if words[0] == "ld" else "store_bytes"] += _width(words)
-        elif words[0] in ("ld", "st", "ldmatrix", "stmatrix") and "shared" in opcode:
-            n["shared"] += 1
-        elif opcode.startswith("cp.async.bulk") and "global" in opcode and "commit" not in opcode:
-            n["bulk"] += 1
-        elif opcode.startswith("cp.async.c") and "shared" in opcode:
-            n["load_bytes"] += _number(operands.split(",")[2:3], constants)
-        elif "expect_tx" in opcode:
-            n["block_bytes"] += _number(operands.split(",")[-1:], constants)
-        elif opcode.startswith(MATRIX):
-            n["mma"] += 1
-        elif words[0] in ("shfl", "redux"):
-            n["shuffles"] += 1
-        elif words[0] in ("atom", "red", "multimem"):
-            n["atomics"] += 1
-        elif opcode.startswith(BARRIERS):
-            n["barriers"] += 1
+        name, amount, operand = _kind(opcode)
+        if name:
+            n[name] += amount if operand is None else _number(operands.split(",")[operand], constants)
     return Phase("", loop, len(lines), **n)
+
+
+@functools.lru_cache(maxsize=4096)  # kernels use some fifty
+def _kind(opcode: str) -> tuple[str, int, slice | None]:
+    """What an instruction counts as, "" for nothing, and how much; or the operand that says how much."""
+    words = opcode.split(".")
+    if words[0] in ("ld", "st") and "global" in words:
+        return "load_bytes" if words[0] == "ld" else "store_bytes", _width(words), None
+    if words[0] in ("ld", "st", "ldmatrix", "stmatrix") and "shared" in opcode:
+        return "shared", 1, None
+    if opcode.startswith("cp.async.bulk") and "global" in opcode and "commit" not in opcode:
+        return "bulk", 1, None
+    if opcode.startswith("cp.async.c") and "shared" in opcode:
+        return "load_bytes", 0, slice(2, 3)
+    if "expect_tx" in opcode:
+        return "block_bytes", 0, slice(-1, None)
+    if opcode.startswith(MATRIX):
+        return "mma", 1, None
+    if words[0] in ("shfl", "redux"):
+        return "shuffles", 1, None
+    if words[0] in ("atom", "red", "multimem"):
+        return "atomics", 1, None
+    return "barriers" if opcode.startswith(BARRIERS) else "", 1, None
 
 
 def _width(words: Sequence[str]) -> int:

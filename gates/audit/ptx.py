@@ -1,6 +1,7 @@
 """Facts counted in PTX text. The PTX comes from the untrusted build: a hint for people and cost models, no proof."""
 
 import re
+from collections import Counter
 
 VECTOR = r"\.v[48]\."
 # fact -> pattern of one instruction line (after predicates)
@@ -25,12 +26,18 @@ COUNTED = {
 }
 PATTERNS = {name: re.compile(pattern) for name, pattern in COUNTED.items()}
 HEADS = re.compile(r"ld|st|mma|wgmma|tcgen05|cp|bar|shfl|atom|red|griddepcontrol")  # what a counted line begins with
-INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*(?:\s|;).*)$")
+# The first word of an instruction line; no pattern above looks behind it. Lines end in line feeds alone.
+WORD = re.compile(r"^[^\S\n]*(?:@!?%\w+[^\S\n]+)?([a-z][\w.:]*(?=[^\S\n]|;)\S*).*", re.MULTILINE)
 
 
 def facts(text: str) -> dict[str, int]:
     """Counts by name over all kernels; `instructions` counts every instruction line; zero counts are left out."""
-    lines = [m[1] for line in text.splitlines() if (m := INSTRUCTION.match(line))]
-    told = [line for line in lines if HEADS.match(line)]
-    counts = {name: sum(1 for line in told if pattern.match(line)) for name, pattern in PATTERNS.items()}
-    return {"instructions": len(lines), **{name: n for name, n in counts.items() if n}}
+    words = Counter(WORD.findall(in_lines(text)))
+    told = {word: n for word, n in words.items() if HEADS.match(word)}
+    counts = {name: sum(n for word, n in told.items() if pattern.match(word)) for name, pattern in PATTERNS.items()}
+    return {"instructions": words.total(), **{name: n for name, n in counts.items() if n}}
+
+
+def in_lines(text: str) -> str:
+    """The text with a line feed at the end of each line, whatever ended it before, but for the last."""
+    return "\n".join(text.splitlines())

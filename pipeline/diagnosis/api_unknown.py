@@ -17,7 +17,7 @@ from typing import Any
 
 from kgen.diagnosis.api_modules import ROOT, Package
 from kgen.diagnosis.api_names import Names
-from kgen.gates.parsing import UNPARSABLE, every, shared
+from kgen.gates.parsing import UNPARSABLE, Looked, shared_look
 
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 
@@ -37,19 +37,17 @@ class Unknown:
 def unknown_names(source: str, names: Names) -> tuple[Unknown, ...]:
     """In the order of the text, each name once. A source that Python cannot parse has none."""
     try:
-        tree = shared(source)
+        seen = shared_look(source)
     except UNPARSABLE:
         return ()
     found: dict[str, int] = {}
-    for line, name in sorted(_missing(tree, names.package)):
+    for line, name in sorted(_missing(seen, names.package)):
         found.setdefault(name, line)
     return tuple(Unknown(line, name, tuple(names.nearest_given(name))) for name, line in found.items())
 
 
-def _missing(tree: ast.Module, package: Package) -> Iterator[tuple[int, str]]:
-    kinds: dict[type[ast.AST], list[Any]] = defaultdict(list)
-    for one in every(tree):
-        kinds[one.__class__].append(one)
+def _missing(seen: Looked, package: Package) -> Iterator[tuple[int, str]]:
+    kinds: dict[type[ast.AST], list[Any]] = defaultdict(list, seen.kinds)
     aliases: dict[str, set[str]] = defaultdict(set)  # name -> modules that the source imports under it
     own = _own_names(kinds)
     asked = {word for node in kinds[ast.Call] for word in _asked_for(node)}
@@ -67,7 +65,9 @@ def _missing(tree: ast.Module, package: Package) -> Iterator[tuple[int, str]]:
                 aliases[alias.asname or alias.name].add(module or "")
     chains: dict[tuple[str, ...], int] = {}  # -> the first line
     outside = (
-        _outside_try(tree) if kinds[ast.Try] or kinds[ast.TryStar] else kinds[ast.ImportFrom] + kinds[ast.Attribute]
+        _outside_try(seen.tree)
+        if kinds[ast.Try] or kinds[ast.TryStar]
+        else kinds[ast.ImportFrom] + kinds[ast.Attribute]
     )
     for node in outside:
         if isinstance(node, ast.ImportFrom) and not node.level and package.has_module(node.module or ""):

@@ -18,9 +18,9 @@ from kgen.gates.compile import GATE, SHOWN_FINDINGS, CompileReport
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
 from kgen.gates.parsing import UNPARSABLE
 from kgen.gates.screen import screen
+from kgen.gates.skeleton import once
 from kgen.loop import cost, matrix
 from kgen.loop.population import shape
-from kgen.loop.skeleton import once
 from kgen.loop.work import OUT_OF_TIME, Work
 from kgen.records import BuildRecord, Candidate, GateResult, Status, to_json
 from kgen.store.candidates import CandidateFolder

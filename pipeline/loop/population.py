@@ -6,13 +6,13 @@ Not covered: what is asked of them (`plan`).
 
 import ast
 import functools
+import itertools
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kgen.gates.parsing import PARTS, UNPARSABLE, children
-from kgen.loop.skeleton import once
+from kgen.gates.parsing import PARTS, UNPARSABLE, Looked, children
+from kgen.gates.skeleton import once
 from kgen.records import GATES
 
 NOVEL = 0.35  # structural distance to everything kept from which a right candidate is kept although it is no best
@@ -206,35 +206,22 @@ def shape(source: str) -> frozenset[str]:
         return frozenset(re.findall(r"[A-Za-z_]\w+", source))
 
 
-def _structure(tree: ast.Module) -> frozenset[str]:
-    found: set[str] = set()
-    pairs: dict[type, set[type]] = defaultdict(set)
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
-        kind = node.__class__
-        names = FIELDS.get(kind)
-        if names == ():  # most nodes are leaves
-            continue
-        if kind is ast.Call:
-            found.add(f"call {_dotted(node.func)}")  # type: ignore[attr-defined]  # it is a call
-        inner = list(children(node)) if names is None else _within(node, names)
-        pairs[kind].update(map(type, inner))
-        todo += inner
-    below = ((above, kind) for above, kinds in pairs.items() for kind in kinds if not issubclass(kind, CONTEXT))
-    return frozenset(found | {f"{above.__name__}>{kind.__name__}" for above, kind in below})
+def _structure(seen: Looked) -> frozenset[str]:
+    found = {f"call {_dotted(node.func)}" for node in seen.kinds.get(ast.Call, ())}
+    for above, nodes in seen.kinds.items():
+        kinds = {kind for kind in _within(nodes, FIELDS.get(above)) if not issubclass(kind, CONTEXT)}
+        found |= {f"{above.__name__}>{kind.__name__}" for kind in kinds}
+    return frozenset(found)
 
 
-def _within(node: ast.AST, names: Iterable[str]) -> list[ast.AST]:
-    """The nodes in these fields."""
-    inner: list[ast.AST] = []
-    for name in names:
-        value = getattr(node, name)
-        if value.__class__ is list:
-            inner += value
-        elif value is not None:
-            inner.append(value)
-    return inner
+def _within(nodes: Sequence[ast.AST], names: Sequence[str] | None) -> set[type[ast.AST]]:
+    """The kinds of node in these fields of nodes of one kind; None: in all."""
+    if names is None:
+        return {child.__class__ for node in nodes for child in children(node)}
+    values = [getattr(node, name) for name in names for node in nodes]
+    lists = [value for value in values if value.__class__ is list]
+    kinds = {value.__class__ for value in (*values, *itertools.chain.from_iterable(lists))}
+    return kinds - {list, type(None)}
 
 
 def _dotted(node: ast.expr) -> str:

@@ -10,6 +10,7 @@ GPU seconds are noted before a piece begins, with the most that it may take, and
 meanwhile has spent the most. Not covered: adding it all up (`ledger`).
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from kgen.store.runs import Run
 
 GPU_FILE, QUICK = "gpu.json", "quick.json"
 PROPOSE = "propose"
+RECENT_SECONDS = 0.2  # a busy core's CPU time meanwhile, which the stage that follows is charged with
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Ledger:
     _change: threading.Condition = field(default_factory=threading.Condition)
     _held: dict[int, float] = field(default_factory=dict)  # GPU seconds of pieces under way
     _numbers: int = 0
+    _cpu: tuple[float, float] = (-math.inf, 0.0)  # when it was looked up last, and what it was
 
     def __post_init__(self) -> None:
         for folder in self.run.folders():
@@ -161,16 +164,25 @@ class Ledger:
         `folders`: whose results it brings, in <gate>.json and in the file `beside` it.
         """
         files = tuple(filter(None, (f"{gate}.json", beside)))
-        before, cpu, started = _seconds(folders, files), cpu_seconds(), time.monotonic()
+        before, cpu, started = _seconds(folders, files), self._cpu_by_now(), time.monotonic()
         try:
             yield
         finally:
             wall = time.monotonic() - started
             after = _seconds(folders, files)
             own = {name: round(after[name] - before[name], 3) for name in after if after[name] > before[name]}
-            self.costs.append(Cost(gate, round(wall, 2), round(cpu_seconds() - cpu, 2), own))
+            self.costs.append(Cost(gate, round(wall, 2), round(self._cpu_by_now(fresh=True) - cpu, 2), own))
             if gate == PROPOSE:
                 self.took(PROPOSE, wall)
+
+    def _cpu_by_now(self, fresh: bool = False) -> float:
+        """CPU seconds so far. Not `fresh`: as the stage before this one left them, where that is no time ago: looking
+        through all processes of a machine takes as long as deciding what to build."""
+        looked, found = self._cpu
+        if fresh or self.clock() - looked > RECENT_SECONDS:
+            found = cpu_seconds()
+            self._cpu = (self.clock(), found)
+        return found
 
     def settled(self, before: Sequence[Cost] = ()) -> tuple[Cost, ...]:
         """The costs of the round that ends, each kind once, added to those `before`; a new round begins."""

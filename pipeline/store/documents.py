@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from json.encoder import encode_basestring
 from pathlib import Path
@@ -21,6 +21,12 @@ from kgen.store.errors import IntegrityError, storing
 
 R = TypeVar("R")
 WORDS = {None: "null", True: "true", False: "false"}
+LEAVES: Mapping[type, Callable[[Any], str]] = {
+    str: encode_basestring,
+    int: repr,
+    bool: WORDS.__getitem__,
+    type(None): WORDS.__getitem__,
+}  # how values without parts are written
 KEPT_BYTES = 8 << 20  # of texts whose records are kept, the latest first; a record takes some five times its text
 
 
@@ -89,20 +95,23 @@ def _written(value: Any, line: str) -> str:
     `line`: the line break with the indent of what the value stands in.
     """
     kind: Any = type(value)
-    deeper = f"{line} "
-    if kind is str:
-        return encode_basestring(value)
-    if kind is int or (kind is float and math.isfinite(value)):
+    if (leaf := LEAVES.get(kind)) is not None:
+        return leaf(value)
+    if kind is float and math.isfinite(value):
         return repr(value)
-    if value is None or kind is bool:
-        return WORDS[value]
+    deeper = f"{line} "
     if (kind is list or kind is tuple) and value:
         return f"[{deeper}{f',{deeper}'.join([_written(item, deeper) for item in value])}{line}]"
     if kind is dict and value and all(type(name) is str for name in value):
-        items = [f"{encode_basestring(name)}: {_written(value[name], deeper)}" for name in sorted(value)]
+        items = [
+            f"{encode_basestring(name)}: {leaf(item) if (leaf := LEAVES.get(type(item))) else _written(item, deeper)}"
+            for name, item in sorted(value.items())
+        ]
     elif (members := _members(kind)) is not None:
         items = [
-            m.head + _written(getattr(value, m.name), deeper) if m.name else m.head for m in members if m.in_(value)
+            m.head + _written(getattr(value, m.name), deeper) if m.name else m.head
+            for m in members
+            if not (m.optional and getattr(value, m.name) == m.default)
         ]
     else:
         plain = to_json(value)
@@ -114,15 +123,13 @@ def _written(value: Any, line: str) -> str:
 
 @dataclass(frozen=True)
 class _Member:
-    """A field of a record as its JSON has it; without a name: its schema, which `head` holds whole."""
+    """A field of a record as its JSON has it; without a name: its schema, which `head` holds whole. An optional one is
+    left out at its default."""
 
     name: str
     head: str
     optional: bool = False
     default: Any = None
-
-    def in_(self, record: Any) -> bool:
-        return not (self.optional and getattr(record, self.name) == self.default)
 
 
 @functools.cache
@@ -141,7 +148,8 @@ def read_bytes(path: Path) -> bytes:
     """Raises IntegrityError when there is no such file, StoreError when it cannot be read."""
     with storing(path, "read"):
         try:
-            return path.read_bytes()
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  half the time of Path.read_bytes
+                return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise IntegrityError(f"{path} is missing") from None
 

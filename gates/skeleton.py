@@ -1,27 +1,31 @@
 """A source without the values of its tables: what points of one template, and tuned constants, have in common.
 
-    found = once("shape", source, of_tree)      what depends on structure and names alone, worked out once for them all
+    found = once("shape", source, of_nodes)     what depends on structure and names alone, worked out once for them all
 
-Only literals that are assigned at the top level are left out, and how they nest stays. Not covered: anything for which
-values count, as they do for the screen and for builds.
+Only literals that are assigned at the top level are left out, and how they nest stays. Two sources with one skeleton
+have the same tokens but for the values in these literals: a form begins with a character that Python has nowhere but in
+texts and comments, so that no source can spell one out. Not covered: anything for which values count, as for builds.
 """
 
 import ast
+import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-from kgen.gates.parsing import shared
+from kgen.gates.parsing import Looked, shared, shared_look
 from kgen.store.documents import KEPT
 
 R = TypeVar("R")
+FORM = b"?"
 
 
-def once(name: str, source: str, make: Callable[[ast.Module], R]) -> R:
-    """`make` of the source's tree, or of an earlier source's with the same skeleton: what it gives may depend on names,
-    structure and lines. `name` is of what is made. Raises UNPARSABLE."""
-    return KEPT.made(name, skeleton(source), lambda _: make(shared(source)))
+def once(name: str, source: str, make: Callable[[Looked], R]) -> R:
+    """`make` of the source's nodes, or of an earlier source's with the same skeleton: what it gives may depend on
+    names, structure and lines. `name` is of what is made. Raises UNPARSABLE."""
+    return KEPT.made(name, skeleton(source), lambda _: make(shared_look(source)))
 
 
+@functools.lru_cache(maxsize=8)
 def skeleton(source: str) -> bytes:
     """The text with the form of every literal in its place; lines keep their numbers. Raises UNPARSABLE."""
     tree, text = shared(source), source.encode("utf-8", "surrogatepass")
@@ -37,7 +41,7 @@ def skeleton(source: str) -> bytes:
         if value is None or not form:
             continue
         last, offset = value.end_lineno or value.lineno, value.end_col_offset or 0
-        pieces += [text[done : lines[value.lineno - 1] + value.col_offset], form.encode()]
+        pieces += [text[done : lines[value.lineno - 1] + value.col_offset], FORM + form.encode()]
         pieces.append(b"\n" * (last - value.lineno))
         done = lines[last - 1] + offset
     return b"".join([*pieces, text[done:]])
