@@ -11,11 +11,28 @@ from test_layer_record import measured
 
 from kgen.contract import Values
 from kgen.gates.layer import check, picture, prefetch
+from kgen.gates.layer.bench import able, build, new_bench
+from kgen.gates.layer.chain import Gathered, Lanes, OneLayer
 from kgen.gates.layer.check import Distances, Refused
 from kgen.gates.layer.columns import columns
+from kgen.gates.layer.markdown import markdown
 from kgen.gates.layer.points import Job, Point, layer_of, model_of
-from kgen.gates.layer.prefetch import MIB, NONE, SCHEDULES, Ahead, Piece, Stage, Unavailable, pieces, schedules
-from kgen.gates.layer.record import Kernel
+from kgen.gates.layer.prefetch import (
+    MIB,
+    NONE,
+    SCHEDULES,
+    SEATS,
+    WHOLE,
+    Ahead,
+    Piece,
+    Stage,
+    Unavailable,
+    pieces,
+    schedules,
+    stages,
+)
+from kgen.gates.layer.record import Kernel, LayerRecord, Switch
+from kgen.model.decoder.config import KDA, MLA
 from kgen.model.decoder.weights import expected
 from kgen.ops import REGISTRY
 from kgen.records import Launch, LaunchArg, Problem
@@ -110,11 +127,11 @@ def test_what_cannot_be_pulled_is_said(weights: dict[str, torch.Tensor], l2: int
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n != NONE])
 @pytest.mark.parametrize("setting", ["nano", "tp8", "tp16", "vllm-tp1"])
 def test_schedules_pull_what_the_layers_have_and_half_an_l2_holds(name: str, setting: str) -> None:
-    for kind, stages in SCHEDULES[name].items():
+    for kind, own in SCHEDULES[name].items():
         config = model_of(setting)
         start = f"layers.{layer_of(config, kind)}."
         table = {n.removeprefix(start): s for n, (_, s) in expected(config, REGISTRY).items() if n.startswith(start)}
-        for stage in stages:
+        for stage in own:
             moved = [min(2 * int(np.prod(table[w])), most * MIB) for w, most in stage.weights]  # all are bf16
             assert sum(moved) <= 30_000_000  # of the H200's 60 MB
 
@@ -128,6 +145,87 @@ def test_the_first_schedule_is_the_chains_and_others_are_columns() -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match="no schedule 'x'; known: none, "):
         schedules(["x"])
+
+
+@pytest.mark.parametrize("kind", [KDA, MLA])
+def test_a_stage_may_start_beside_every_seat_of_a_layer_and_no_other(kind: str) -> None:
+    config, said = model_of("nano"), list[str]()
+    number = layer_of(config, kind)
+    start = f"layers.{number}."
+    table = {n.removeprefix(start): s for n, (_, s) in expected(config, REGISTRY).items() if n.startswith(start)}
+    hollow = {n: torch.empty(s, device="meta") for n, s in table.items()}
+
+    class Listed(Told):
+        def bind(self, op: object, problem: Problem, seat: str):  # type: ignore[no-untyped-def]
+            self.said.append(seat.split(".")[2])
+
+    OneLayer(config, number, hollow, 2, "sm_90a", Listed(said), REGISTRY, Lanes(), Gathered())
+    assert set(said) == set(SEATS[kind])
+    assert {stage.beside for one in SCHEDULES.values() for stage in one.get(kind, ())} <= set(said)
+
+
+def test_a_schedule_that_is_spelled_out_is_the_named_one() -> None:
+    assert stages("core:kda.w_o", KDA) == SCHEDULES["outputs"][KDA]
+    assert stages("pre:kda.w_in=12+core:kda.w_o+post:moe.w_router", KDA) == SCHEDULES["gaps"][KDA]
+    several = stages("append:mla.w_qb/mla.w_uk=3", MLA)
+    assert several == (Stage("append", (("mla.w_qb", WHOLE), ("mla.w_uk", 3))),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kore:kda.w_o", "no seat is called 'kore'; seats: pre, in_proj, core, "),
+        ("core:", "'' is no weight"),
+        ("core:kda.w_o=", "'kda.w_o=' is no weight"),
+        ("core:kda.w_o=0", "'kda.w_o=0' is no weight"),
+        ("core:kda.w_o+", "no seat is called ''"),
+        ("core:kda.w_o=x/moe.w_up", "'kda.w_o=x' is no weight"),
+    ],
+)
+def test_a_schedule_that_does_not_read_well_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        schedules([NONE, text])
+    assert "\n" not in str(error.value) and not isinstance(error.value, Unavailable)
+
+
+def test_a_spelled_schedule_is_a_column_and_one_that_the_layer_has_no_place_for_is_left_out_with_the_reason() -> None:
+    fine, nowhere, strange = "core:kda.w_o+post:moe.w_router=1", "append:kda.w_o", "core:mla.w_qb"
+    job = Job(
+        Point("nano", KDA, 2, 0), device="cpu", compiled=False, prefetch=schedules([NONE, fine, nowhere, strange])
+    )
+    with torch.no_grad():
+        bench = new_bench(job, REGISTRY)
+        bench.job, left_out = able(bench)
+        build(bench, columns(bench.job, REGISTRY))
+    assert left_out["prefetch_append:kda.w_o"] == "a kda layer has no seat 'append' to pull beside"
+    assert "pulls mla.w_qb, which this layer lacks" in left_out["prefetch_core:mla.w_qb"]
+    assert [name for name in bench.sides if name.startswith("prefetch_")] == [f"prefetch_{fine}"]
+    assert all(built.pulls for built in bench.sides[f"prefetch_{fine}"])
+    assert not any(built.pulls for built in bench.sides["chain"])
+
+
+def test_the_page_says_where_a_prefetch_pays_by_its_whole_interval() -> None:
+    def point(tokens: int, job: Job, *switches: Switch):  # type: ignore[no-untyped-def]
+        one = measured(Point("vllm-tp1", KDA, tokens, 0))
+        return one.__class__(**{**vars(one), "job": Job(one.job.point, prefetch=job.prefetch), "switches": switches})
+
+    own = Job(Point("vllm-tp1", KDA, 1, 0), prefetch=("gaps", "wide"))
+    page = markdown(
+        LayerRecord(
+            (
+                point(
+                    1, own, Switch("no_prefetch", 4.0, 1.05, 1.01, 1.08), Switch("prefetch_wide", -1, 0.99, 0.98, 1.0)
+                ),
+                point(
+                    8, own, Switch("no_prefetch", 4.0, 1.05, 1.0, 1.08), Switch("prefetch_wide", -3, 0.97, 0.95, 0.99)
+                ),
+            )
+        )
+    )
+    assert "A prefetch pays, by its whole interval: `gaps` at t1 c0; `wide` at t8 c0." in page
+    none = point(1, Job(own.point, prefetch=("none", "wide")), Switch("prefetch_wide", 0.0, 1.0, 0.9, 1.1))
+    assert "A prefetch pays, by its whole interval: `wide` at no point." in markdown(LayerRecord((none,)))
+    assert "A prefetch pays" not in markdown(LayerRecord((measured(),)))
 
 
 def test_a_pull_that_changes_a_bit_is_refused_unless_the_chain_does_not_repeat_itself() -> None:

@@ -27,7 +27,7 @@ from kgen.gates.layer.points import (
     points,
     settings,
 )
-from kgen.gates.layer.prefetch import SCHEDULES, schedules
+from kgen.gates.layer.prefetch import SCHEDULES, SPELLED, schedules
 from kgen.gates.layer.run import Ended, run
 from kgen.gates.layer.traced import unfit, words
 from kgen.gates.routing import recorded
@@ -98,7 +98,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--routing-trace", type=Path, help="rows go to the experts of recorded tokens")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument(
-        "--prefetch", default="", help=f"of {', '.join(SCHEDULES)}: the chain's, then others to compare"
+        "--prefetch", default="", help=f"of {', '.join(SCHEDULES)}, or {SPELLED}: the chain's, then others to compare"
     )
     parser.add_argument("--each", action="store_true", help="also without each promoted op in turn")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no new point is begun after these")

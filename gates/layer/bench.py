@@ -16,7 +16,7 @@ from kgen.gates.layer.check import Built
 from kgen.gates.layer.columns import COMPILED, PREFETCH, UNFUSED, Column, CompiledBinder, Tap, uncompiled
 from kgen.gates.layer.draw import Drawn, draw
 from kgen.gates.layer.points import Job
-from kgen.gates.layer.prefetch import NONE, SCHEDULES, Ahead, Piece, Puller, Unavailable, pieces
+from kgen.gates.layer.prefetch import NONE, Ahead, Piece, Puller, Unavailable, pieces, stages
 from kgen.gates.layer.traced import Noting, follow
 from kgen.gates.routing import Recorded
 from kgen.model.bind import Binder, StockBinder
@@ -100,10 +100,10 @@ def _not_compiled(bench: Bench) -> str:
 def _pulled(bench: Bench, name: str, left_out: dict[str, str]) -> bool:
     """Whether a schedule can be run here."""
     try:
-        stages = SCHEDULES[name].get(bench.job.point.kind, ())
-        for stage in stages:
+        wanted = stages(name, bench.job.point.kind)
+        for stage in wanted:
             pieces(stage, bench.sets[0].weights, timing.l2_bytes(bench.job.device))
-        if stages and bench.puller is None and bench.job.device != "cpu":
+        if wanted and bench.puller is None and bench.job.device != "cpu":
             bench.puller = Puller.made(bench.job.device)
     except Unavailable as reason:
         left_out[f"{PREFETCH}{name}"] = str(reason)
@@ -123,10 +123,10 @@ def build(bench: Bench, chosen: Sequence[Column], sets: int | None = None) -> li
 
 def _built(bench: Bench, column: Column, drawn: Drawn) -> Built:
     job, tap = bench.job, Tap(column.binder())
-    stages = SCHEDULES[column.schedule].get(job.point.kind, ())
+    wanted = stages(column.schedule, job.point.kind)
     binder: Binder = tap
-    if stages:
-        binder = Ahead(tap, stages, drawn.weights, bench.pull, timing.l2_bytes(job.device))
+    if wanted:
+        binder = Ahead(tap, wanted, drawn.weights, bench.pull, timing.l2_bytes(job.device))
     layer = OneLayer(
         replace(drawn.config, fused_oproj=column.fused),
         drawn.layer,
@@ -138,4 +138,4 @@ def _built(bench: Bench, column: Column, drawn: Drawn) -> Built:
         bench.lane if column.overlap else Lanes(),
         drawn.gathered,
     )
-    return Built(layer, tap, pulls=bool(stages))
+    return Built(layer, tap, pulls=bool(wanted))

@@ -157,7 +157,24 @@ def _switches(chosen: Sequence[Measured]) -> list[str]:
     head = (
         "What the chain takes longer with one thing changed, µs (ratio, interval); less than 1: that would be faster:"
     )
-    return [head, "", *_table(["tokens", "context", *map(_said, names)], rows)]
+    return [head, "", *_table(["tokens", "context", *map(_said, names)], rows), *_paying(chosen)]
+
+
+def _paying(chosen: Sequence[Measured]) -> list[str]:
+    """Where a schedule of weights pulled into L2 is worth switching on: its chain is faster, interval and all."""
+    found: dict[str, list[str]] = {}
+    for m in chosen:
+        where = f"t{m.job.point.tokens} c{m.job.point.context}"
+        for s in m.switches:
+            if s.name == NO_PREFETCH:
+                name, pays = m.job.prefetch[0], s.low > 1
+            elif s.name.startswith(PREFETCH):
+                name, pays = s.name.removeprefix(PREFETCH), s.high < 1
+            else:
+                continue
+            found.setdefault(name, []).extend([where] if pays else [])
+    words = [f"`{name}` at {', '.join(points) or 'no point'}" for name, points in found.items()]
+    return ["", f"A prefetch pays, by its whole interval: {'; '.join(words)}."] if words else []
 
 
 def _said(name: str) -> str:

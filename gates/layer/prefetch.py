@@ -1,6 +1,8 @@
 """Weights pulled into L2 ahead of the op that reads them: schedules, the kernel that pulls, and where it is started.
 
     SCHEDULES["gaps"]                     what starts beside which seat, which weights, how many MiB of each
+    schedule("core:kda.w_o+post:moe.w_router=6")    one that nobody has named
+    stages(name, kind)                    what either means for a kind of layer
     Puller.made(device)                   the kernel on a stream of its own; raises Unavailable (one line)
     Ahead(binder, schedule, ...)          a binder round another that starts the stages beside their seats
 
@@ -29,6 +31,13 @@ Pull = Callable[[Sequence[Piece]], None]
 NONE = "none"
 MIB = 1 << 20
 WHOLE = 1 << 10  # MiB: more than any of these weights
+STAGES, WEIGHTS, BESIDE, MOST = "+", "/", ":", "="  # of a schedule that is spelled out
+SPELLED = f"SEAT{BESIDE}WEIGHT[{MOST}MIB][{WEIGHTS}WEIGHT...][{STAGES}SEAT{BESIDE}...]"
+BEHIND = ("post", "shared", "router", "latent", "experts", "tail")  # the seats behind any attention
+SEATS: Mapping[str, tuple[str, ...]] = {  # that a stage may start beside, by kind of layer
+    KDA: ("pre", "in_proj", "core", "oproj", *BEHIND),
+    MLA: ("pre", "in_proj", "append", "query", "attend", "value", "oproj", *BEHIND),
+}
 ALIGNED = 16
 L2_SHARE = 0.5  # of the L2 that one stage may fill: lines from the far half are kept twice, and ops need room
 AT_ONCE = 4  # pieces of one launch
@@ -77,9 +86,42 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 def schedules(names: Sequence[str]) -> tuple[str, ...]:
     """The same, each once. Raises ValueError (one line) for an unknown one."""
-    if wrong := [name for name in names if name not in SCHEDULES]:
-        raise ValueError(f"there is no schedule {wrong[0]!r}; known: {', '.join(SCHEDULES)}")
+    for name in names:
+        schedule(name)
     return tuple(dict.fromkeys(names))
+
+
+def schedule(name: str) -> Schedule:
+    """One of SCHEDULES, or what a text spells out (SPELLED), for layers of every kind. Raises ValueError (one line)."""
+    if (known := SCHEDULES.get(name)) is not None:
+        return known
+    if BESIDE not in name:
+        raise ValueError(f"there is no schedule {name!r}; known: {', '.join(SCHEDULES)}; or {SPELLED}")
+    found = tuple(_stage(part, name) for part in name.split(STAGES))
+    return dict.fromkeys(SEATS, found)
+
+
+def _stage(text: str, whole: str) -> Stage:
+    seat, _, rest = text.partition(BESIDE)
+    if all(seat not in seats for seats in SEATS.values()):
+        known = ", ".join(dict.fromkeys(seat for seats in SEATS.values() for seat in seats))
+        raise ValueError(f"schedule {whole!r}: no seat is called {seat!r}; seats: {known}")
+    weights = []
+    for part in rest.split(WEIGHTS):
+        weight, sign, most = part.partition(MOST)
+        if not weight or (sign and (not most.isdecimal() or int(most) < 1)):
+            raise ValueError(f"schedule {whole!r}: {part!r} is no weight; it reads {SPELLED}")
+        weights.append((weight, int(most) if sign else WHOLE))
+    return Stage(seat, tuple(weights))
+
+
+def stages(name: str, kind: str) -> tuple[Stage, ...]:
+    """Of a schedule, for a kind of layer. Raises Unavailable where one starts beside a seat that the layer lacks, and
+    ValueError (one line) for an unknown schedule."""
+    found = schedule(name).get(kind, ())
+    if wrong := [stage.beside for stage in found if stage.beside not in SEATS[kind]]:
+        raise Unavailable(f"a {kind} layer has no seat {wrong[0]!r} to pull beside")
+    return found
 
 
 def pieces(stage: Stage, weights: Mapping[str, torch.Tensor], l2_bytes: int) -> list[Piece]:

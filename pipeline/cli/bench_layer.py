@@ -40,7 +40,10 @@ def bench_layer(
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also with torch.compile.")] = True,
     prefetch: Annotated[
         list[str] | None,
-        typer.Option("--prefetch", help="Schedule of weights pulled into L2; repeat to compare others with the first."),
+        typer.Option(
+            "--prefetch",
+            help="Schedule of weights pulled into L2, by name or spelled out; repeat to compare others with the first.",
+        ),
     ] = None,
     each: Annotated[bool, typer.Option("--each", help="Also without each promoted op in turn.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", help="Begin no new point after these.")] = 480.0,
