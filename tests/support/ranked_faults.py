@@ -123,7 +123,6 @@ SENDS = "            if peer != rank:\n"
 ARMED = "self.put(self.slot(base, parity, Int32(source), piece), empty)"
 SAID = 'cute.arch.atomic_add(at, Int32(1), sem="release", scope="gpu")'
 HEARD = 'waiting = cute.arch.load(at, Int32, sem="acquire", scope="gpu") != target'
-BITS = "                mine[w] = self.box.plus_zero(mine[w])\n"
 
 
 def _fused(old: str, new: str, *found: str, family: str = "normal", ranks: int = 2) -> Mistake:
@@ -142,7 +141,6 @@ MISTAKES_FUSED: Mapping[str, Mistake] = {
         SENDS, "            if peer != rank and peer < self.ranks - 1:\n", "deadlock"
     ),
     "the peers' sum without this rank": _fused("came[w, r] = mine[w]", "came[w, r] = Int32(0)", "differs from rank 0"),
-    "the sentinel sent as data": _fused(BITS, "                pass\n", "sentinel-sent", family="signed_zero"),
     "a mix that does not wait for the row": _fused(HEARD, "waiting = Boolean(False)", "race"),
     "a row that is said to be there with no order": _fused(SAID, SAID.replace("release", "relaxed"), "race"),
     "a wait for the row that orders nothing": _fused(HEARD, HEARD.replace("acquire", "relaxed"), "race"),
@@ -153,4 +151,35 @@ MISTAKES_FUSED: Mapping[str, Mistake] = {
         family="all_blocks",
     ),
     "stores that reach one device": _fused(PUT, PUT.replace("sys", "gpu"), "race"),
+}
+
+TWO_SHOT = (CANDIDATES / "allreduce_two_shot.py").read_text()
+ARM_PARTS = "self.arm(home, 2 * parity, rank, mine)"
+ARM_SUMS = "self.arm(home, 2 * parity + 1, rank, mine)"
+SEND_SUMS = "            self.send(summed, homes, 2 * parity + 1, rank, mine, False)\n"
+SEND_PARTS = "            self.send(came, homes, 2 * parity, rank, mine, True)\n"
+
+
+def _two_shot(old: str, new: str, *found: str, family: str = "normal", ranks: int = 2) -> Mistake:
+    return Mistake(((old, new),), found, family, ranks, TWO_SHOT)
+
+
+MISTAKES_TWO_SHOT: Mapping[str, Mistake] = {
+    "missing fence": _two_shot(FENCE, "", "unordered"),
+    "parts that are not armed again": _two_shot(ARM_PARTS, "pass", "overwritten"),
+    "sums that are not armed again": _two_shot(ARM_SUMS, "pass", "overwritten"),
+    "sums that nobody sends": _two_shot(SEND_SUMS, "", "deadlock"),
+    "sums sent into the place of parts": _two_shot(SEND_SUMS, SEND_SUMS.replace(" + 1", ""), "deadlock", "overwritten"),
+    "this rank's part left out": _two_shot("came[w, r] = own[w]", "came[w, r] = Int32(0)", "is not the sum"),
+    "another order of the sum": Mistake(
+        (("words[None, 0]", "words[None, self.ranks - 1]"), (REST, "range_constexpr(self.ranks - 1)")),
+        ("is not the sum",),
+        "rank_order",
+        4,
+        TWO_SHOT,
+    ),
+    "the sentinel sent as data": _two_shot(
+        "came[w, r] = self.plus_zero(came[w, r])", "pass", "sentinel-sent", family="sentinel"
+    ),
+    "stores that reach one device": _two_shot(PUT, PUT.replace("sys", "gpu"), "race"),
 }

@@ -41,10 +41,11 @@ class Ranked:
         return OP.problem("nano", self.tokens, ARCH, {AXIS: str(self.ranks)})
 
 
-def built(source: str, ranks: int, tokens: int, cache: Path, dims: str = "nano") -> Ranked:
+def built(source: str, ranks: int, tokens: int, cache: Path, dims: str = "nano", slots: int = 0) -> Ranked:
+    """`slots`: partials that a parity of the mailbox has room for; as many as ranks where none are named."""
     problem = OP.problem(dims, tokens, ARCH, {AXIS: str(ranks)})
     sizes = OP.sizes(problem)
-    box = Symmetric("box", "bf16", (ranks, tokens, sizes["hidden"]))
+    box = Symmetric("box", "bf16", (slots or ranks, tokens, sizes["hidden"]))
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {t.name: (t.dtype, t.sizes(sizes)) for t in OP.tensors}
     shapes |= {"box": ("bf16", (box.parities, *box.shape)), "box_peers": ("i64", (ranks,))}
     tensors = tuple((DTYPES[dtype].cutlass, shape) for dtype, shape in shapes.values())
