@@ -85,12 +85,12 @@ def build(
     pieces += [_traced(trace, runs)] if trace else []
     pieces += tvm_ffi_pieces(pythons, cache) + llguidance_pieces(cache) + runtime_pieces(flavours, cache)
     blobs: dict[str, tuple[bytes, bool]] = {}
-    files = [_stored(piece, blobs, cache / "kit") for piece in pieces]
+    files = [stored(piece, blobs, cache / "kit") for piece in pieces]
     archs = tuple(dict.fromkeys(r.problem.arch for r in records))
     info = {**_table(runs, files), "archs": archs, "pythons": list(pythons), "flavours": list(flavours)}
     info |= {"routing": facts(trace)} if trace else {}
     data = canonical_json(info)
-    size = _write(out, data, blobs)
+    size = write_archive(out, data, blobs)
     return KitFile(out, size, sha256_bytes(data), archs, len(records))
 
 
@@ -164,7 +164,7 @@ def _objects(candidates: Iterable[KitCandidate]) -> list[Piece]:
     return list(pieces.values())
 
 
-def _stored(piece: Piece, blobs: dict[str, tuple[bytes, bool]], cache: Path) -> dict[str, Any]:
+def stored(piece: Piece, blobs: dict[str, tuple[bytes, bool]], cache: Path) -> dict[str, Any]:
     """The file's line in the table; its bytes go into `blobs` once."""
     sha256, big = sha256_bytes(piece.data), len(piece.data) >= BIG
     if sha256 not in blobs:
@@ -188,7 +188,8 @@ def _compressed(data: bytes, sha256: str, cache: Path) -> bytes:
     return made
 
 
-def _write(out: Path, table: bytes, blobs: dict[str, tuple[bytes, bool]]) -> int:
+def write_archive(out: Path, table: bytes, blobs: dict[str, tuple[bytes, bool]]) -> int:
+    """The file itself: boot, table of contents, blobs; returns its bytes. Raises KitError, StoreError."""
     buffer = io.BytesIO(b"#!/usr/bin/env python3\n")
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "a") as archive:

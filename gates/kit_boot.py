@@ -5,6 +5,7 @@ refusal is one line on stderr and exit code 3 (the machine lacks something) or 5
 """
 
 import hashlib
+import importlib
 import json
 import lzma
 import os
@@ -124,9 +125,9 @@ def start(archive: Path) -> int:
     os.environ["KGEN_CUTE_RUNTIME"] = str(root / "native" / flavour / "libcute_dsl_runtime.so")
     os.environ["KGEN_CACHE"] = str(root / "cache")
     sys.dont_write_bytecode = True
-    from kgen.gates.kit_host import main as host
-
-    return host(sys.argv[1:], str(root), info)
+    entry = importlib.import_module(info.get("entry", "kgen.gates.kit_host"))
+    code: int = entry.main(sys.argv[1:], str(root), info)
+    return code
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ FUNCTION_LINES = 100
 # Where `except Exception` or wider may stand without raising again. Elsewhere a handler names what it expects.
 BROAD = {
     "gates/runner/__main__.py": "a runner process: the judge must get a reason, whatever happened",
+    "gates/ranks/worker.py": "a rank's process: the judge must get a reason, whatever happened",
     "gates/builder/job.py": "a candidate's code may raise anything",
     "gates/builder/server.py": "a fork of the build server ends here, whatever it was",
     "gates/kit_units.py": "a kit on a foreign host: one unit's failure is recorded and the others go on",
@@ -62,10 +63,14 @@ def sources() -> list[tuple[str, ast.Module]]:
     return [(path.relative_to(ROOT).as_posix(), found) for _, path, found in parsed()]
 
 
+# A candidate is one file: it holds all stages of its kernel.
+LONG = {"tests/candidates/oproj_one_shot.py": 560}
+
+
 def too_long(path: Path) -> list[str]:
     """What of a file, the file itself included, is longer than it may be."""
     name, lines = path.relative_to(ROOT).as_posix(), len(path.read_text(encoding="utf-8").splitlines())
-    found = [f"{name} has {lines} lines"] if lines > FILE_LINES else []
+    found = [f"{name} has {lines} lines"] if lines > LONG.get(name, FILE_LINES) else []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1

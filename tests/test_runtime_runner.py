@@ -121,7 +121,7 @@ def left(folder: Path, files: dict[str, bytes], code: int = 0, limit: str = "") 
     (folder / "log").write_text("")
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    return host._read(folder, code, limit, 1.0)
+    return host.read(folder, code, limit, 1.0)
 
 
 GOOD_REF = {"offset": 0, "nbytes": 32, "dtype": "float32", "shape": [8]}
@@ -180,7 +180,7 @@ def test_a_reference_to_no_tensor_of_the_file_is_found_before_it_is_followed(tmp
     assert outcome.status == "error" and "cannot be read" in outcome.message
     good = json.dumps({"id": 0, "states": [[{"y": GOOD_REF}]]}).encode() + b"\n"
     (tmp_path / "records.jsonl").write_bytes(good)
-    assert host._read(tmp_path, 0, "", 1.0).status == "done"
+    assert host.read(tmp_path, 0, "", 1.0).status == "done"
 
 
 @pytest.mark.parametrize("data", [b"", b'{"where": "fam', b"[]", b"\xff", b'{"where": ' + b"[" * 100_000])
@@ -219,7 +219,7 @@ os.kill(os.getpid(), 11)
 def test_a_record_outlives_a_death_together_with_its_tensors(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", DIES, str(tmp_path)], check=False)
-    outcome = host._read(tmp_path, done.returncode, "", 1.0)
+    outcome = host.read(tmp_path, done.returncode, "", 1.0)
     assert (outcome.status, len(outcome.records)) == ("crashed", 1), outcome.message
     assert torch.equal(outcome.tensor(outcome.records[0]["y"]), torch.ones(8))
 

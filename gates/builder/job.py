@@ -42,6 +42,7 @@ EXCEPTIONS: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "compile.memory"),
     (RecursionError, "compile.recursion"),
 )
+Buffer = tuple[str, str, list[int], int, int | None]  # symmetric: name, dtype, shape of a parity, parities, sentinel
 PITCH_BYTES = 16  # a free stride is a multiple of it
 CALL_CODES = ("CALL_", "ARG_BIND_")  # the compiler complains about the arguments that it was called with
 
@@ -81,10 +82,11 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
         point = (dict(signature["dims"]), signature["tokens"], signature["arch"])
         host = _function(module, "build")(*point)
         workspaces = _workspaces(module, point, signature["dtypes"])
+        symmetric = _symmetric(module, point, signature["dtypes"]) if signature["ranks"] else []
         design = str(getattr(module, "design", lambda *_: "")(*point))[:200]
     if not callable(host):
         raise ContractError(f"build() returned {type(host).__name__}, not a @cute.jit host function")
-    arguments = _arguments(signature, workspaces)
+    arguments = _arguments(signature, workspaces, symmetric)
     if defect == "tile_scale":
         counts = len(signature["tensors"]), len(signature["scalars"]), len(workspaces)
         out = signature["first_out"]
@@ -96,7 +98,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     compiled.export_to_c(OBJECT, function_name=FUNCTION)
     Path(PTX).write_text(ptx, encoding="utf-8")
     Path(CUBIN).write_bytes(cubin)
-    return {"ok": True, "workspaces": workspaces, "design": design}
+    return {"ok": True, "workspaces": workspaces, "symmetric": symmetric, "design": design}
 
 
 @contextlib.contextmanager
@@ -110,14 +112,20 @@ def _candidates_own() -> Iterator[None]:
         raise OwnError from error
 
 
-def _arguments(signature: dict[str, Any], workspaces: list[tuple[str, list[int]]]) -> list[Any]:
-    """Fake tensors, scalars, fake workspaces and the stream, in call order."""
+def _arguments(
+    signature: dict[str, Any], workspaces: list[tuple[str, list[int]]], symmetric: list[Buffer]
+) -> list[Any]:
+    """Fake tensors, a rank's own copy and the addresses of each symmetric buffer, scalars, fake workspaces and the
+    stream, in call order."""
     import cutlass
     from cutlass.cute.runtime import make_fake_stream
 
     symbols: dict[str, Any] = {}
     layouts = signature["layouts"]
     tensors = [_fake(d, s, layouts.get(str(i)), symbols) for i, (d, s) in enumerate(signature["tensors"])]
+    for _, dtype, shape, parities, _ in symmetric:
+        tensors.append(_fake(signature["dtypes"][dtype], [parities, *shape], None, symbols))
+        tensors.append(_fake(signature["dtypes"]["i64"], [signature["ranks"]], None, symbols))
     scalars = [{"i32": cutlass.Int32, "f32": cutlass.Float32}[kind](value) for kind, value in signature["scalars"]]
     spaces = [_fake(signature["dtypes"][dtype], shape, None, symbols) for dtype, shape in workspaces]
     return [*tensors, *scalars, *spaces, make_fake_stream(use_tvm_ffi_env_stream=True)]
@@ -168,6 +176,24 @@ def _workspaces(module: ModuleType, point: tuple[Any, ...], dtypes: dict[str, st
         if not shape or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
             raise ContractError(f"workspaces(): shape {shape!r} is not a tuple of positive integers")
         out.append((dtype, list(shape)))
+    return out
+
+
+def _symmetric(module: ModuleType, point: tuple[Any, ...], dtypes: dict[str, str]) -> list[Buffer]:
+    """What symmetric() declares: a list of (name, dtype, shape, parities, sentinel). The judge looks at the values."""
+    declared = _function(module, "symmetric")(*point) if hasattr(module, "symmetric") else []
+    if not isinstance(declared, list | tuple):
+        raise ContractError(f"symmetric() returned {type(declared).__name__}, not a list of buffers")
+    out: list[Buffer] = []
+    for entry in declared:
+        if not (isinstance(entry, list | tuple) and len(entry) == 5 and isinstance(entry[2], list | tuple)):
+            raise ContractError(f"symmetric(): {entry!r} is not (name, dtype, shape, parities, sentinel)")
+        name, dtype, shape, parities, sentinel = entry
+        if dtype not in dtypes:
+            raise ContractError(f"symmetric(): unknown dtype {dtype!r}; known: {', '.join(dtypes)}")
+        if not shape or not all(type(n) is int and n > 0 for n in (*shape, parities)):
+            raise ContractError(f"symmetric(): {entry!r} has sizes that are no positive integers")
+        out.append((str(name), dtype, list(shape), parities, sentinel))
     return out
 
 

@@ -29,6 +29,7 @@ from kgen.gates.sandbox import Limits
 
 CAPS = {OBJECT: 4 << 20, CUBIN: 4 << 20, PTX: 8 << 20, RESULT: 1 << 20}  # bytes; objects are 15-40 KB
 MESSAGE_CAP = 8000  # characters of a compiler message kept for feedback; measured ones end below 1300
+Buffer = tuple[str, str, tuple[int, ...], int, int | None]  # symmetric: name, dtype, shape of one, parities, sentinel
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 CODE = re.compile(r"compile(\.\w{1,40}){1,3}")
 DTYPE = re.compile(r"\w{1,20}")
@@ -56,6 +57,7 @@ class Built:
     workspaces: tuple[tuple[str, tuple[int, ...]], ...]
     design: str
     seconds: float
+    symmetric: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def collect(folder: Path, end: JobEnd, limits: Limits) -> Built | BuildFailure:
             workspaces=tuple(_workspace(dtype, shape) for dtype, shape in result["workspaces"]),
             design=clean(str(result["design"]), 200),
             seconds=end.seconds,
+            symmetric=tuple(_buffer(*entry) for entry in result.get("symmetric", ())),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         said = clean(end.output, 2000)
@@ -117,6 +120,14 @@ def _workspace(dtype: object, shape: object) -> tuple[str, tuple[int, ...]]:
     if not all(type(n) is int and 0 < n < 1 << 40 for n in shape):
         raise ValueError("a workspace has sizes that cannot be")
     return dtype, tuple(shape)
+
+
+def _buffer(name: object, dtype: object, shape: object, parities: object, sentinel: object) -> Buffer:
+    """Raises ValueError for what is no declaration; whether such a buffer can be, the contract of ranks says."""
+    kind, sizes = _workspace(dtype, shape)
+    if not isinstance(name, str) or type(parities) is not int or not (sentinel is None or type(sentinel) is int):
+        raise ValueError("a symmetric buffer is a name, a dtype, a shape, parities and a sentinel")
+    return name, kind, sizes, parities, sentinel
 
 
 def _signal(number: int) -> str:

@@ -38,6 +38,7 @@ class Signature:
     first_out: int
     dtypes: Mapping[str, str] = field(default_factory=dict)  # what workspaces may be: contract dtype -> of cutlass
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    ranks: int = 0  # of an op of several: the candidate's symmetric() adds arguments behind the tensors
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +51,7 @@ class Signature:
             "first_out": self.first_out,
             "dtypes": dict(self.dtypes),
             "layouts": dict(self.layouts),
+            "ranks": self.ranks,
         }
 
 

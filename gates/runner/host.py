@@ -152,7 +152,7 @@ def _run(
         if held is None:
             raise ChildProcessError(f"process {process.pid} cannot be killed")
         health.lose(held, str(_json(folder / "at").get("where", "start")), f"process {process.pid} cannot be killed")
-    return _read(folder, process.returncode, limit, time.monotonic() - started)
+    return read(folder, process.returncode or 0, limit, time.monotonic() - started)
 
 
 def _watch(process: Process, folder: Path, started: float, deadline: float, stall: float) -> str:
@@ -246,7 +246,8 @@ def _ended(code: int) -> str:
         return f"signal {-code}"
 
 
-def _read(folder: Path, code: int, limit: str, seconds: float) -> Outcome:
+def read(folder: Path, code: int, limit: str, seconds: float) -> Outcome:
+    """What a runner left in its folder. `code`: its exit status; `limit`: the one that it ran into, or ""."""
     at = _json(folder / "at")
     result, records, unreadable = _answer(folder)
     log = (folder / "log").read_text(errors="replace")[-LOG_CAP:]

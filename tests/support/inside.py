@@ -31,4 +31,4 @@ def in_this_process(kind: str, job: Mapping[str, Any], **limits: float) -> Itera
             out.finish({"done": True, **run(json.loads(json.dumps(job)), out)})
         except CandidateFault as fault:
             out.finish({"fault": str(fault)})
-        yield host._read(folder, 0, "", 0.0)
+        yield host.read(folder, 0, "", 0.0)

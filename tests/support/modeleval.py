@@ -100,7 +100,7 @@ def _outcome(job: Mapping[str, Any], folder: Path) -> host.Outcome:
         out.finish({"done": True, **decode_job.run(dict(job), out)})
     except CandidateFault as fault:
         out.finish({"fault": str(fault)})
-    return host._read(folder, 0, "", 0.0)
+    return host.read(folder, 0, "", 0.0)
 
 
 @cache

@@ -36,7 +36,7 @@ def _answer(data: bytes) -> None:
             (folder / name).write_bytes(part)
         (folder / "tensors.bin").write_bytes(b"\x3c" * TENSORS)
         (folder / "log").write_bytes(rest[:64])
-    outcome = host._read(folder, max(-64, min(255, code)), "", 1.0)
+    outcome = host.read(folder, max(-64, min(255, code)), "", 1.0)
     assert outcome.status in STATUSES
     assert (outcome.message == "") is (outcome.status == "done")
     for text in (outcome.where, outcome.message):
