@@ -189,14 +189,17 @@ def _parts(chosen: Sequence[Measured]) -> list[str]:
     heads = [f"t{m.job.point.tokens} c{m.job.point.context}" for m in chosen]
     rows = []
     for seat in seats:
-        cells, op, who = [], "", ""
+        cells, op = [], ""
+        who: dict[str, None] = {}  # as a set that keeps order: a kernel may serve some token counts only
         for m in chosen:
             part = next((p for p in m.parts if p.seat == seat), None)
             total = sum(p.us for p in m.parts)
             cells.append(f"{part.us:.1f} ({part.us / total:.0%})" if part and total else NOTHING)
-            op, who = (part.op, part.candidate[:12] if part.path == PROMOTED else "stock") if part else (op, who)
-        rows.append([seat.split(".", 2)[2], op, who, *cells])
-    missing = sorted({p.op for m in chosen for p in m.parts if p.path != PROMOTED})
+            if part:
+                op = part.op
+                who[part.candidate[:12] if part.path == PROMOTED else "stock"] = None
+        rows.append([seat.split(".", 2)[2], op, ", ".join(who), *cells])
+    missing = [_unserved(op, chosen) for op in sorted({p.op for m in chosen for p in m.parts if p.path != PROMOTED})]
     tail = ["", f"No kernel is promoted for: {', '.join(missing)}."] if missing else []
     return [
         "Where the time goes on one stream, µs (share):",
@@ -204,6 +207,14 @@ def _parts(chosen: Sequence[Measured]) -> list[str]:
         *_table(["seat", "op", "kernel", *heads], rows),
         *tail,
     ]
+
+
+def _unserved(op: str, chosen: Sequence[Measured]) -> str:
+    """The op, with the points at which it ran stock where that is not all of them."""
+    stock = [m for m in chosen if any(p.op == op and p.path != PROMOTED for p in m.parts)]
+    if len(stock) == len(chosen):
+        return op
+    return f"{op} (at {', '.join(f't{m.job.point.tokens} c{m.job.point.context}' for m in stock)})"
 
 
 def _timeline(m: Measured | None) -> list[str]:
