@@ -111,7 +111,7 @@ def _findings(source: str) -> list[Finding]:
     if text:
         return text
     try:
-        return once("screen", source, _of_nodes)
+        return once(_of_nodes, source, _of_nodes)
     except SyntaxError as error:
         return [Finding("compile.syntax", error.lineno or 0, f"{error.msg}: {(error.text or '').strip()}")]
     except UNPARSABLE as error:

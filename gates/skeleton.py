@@ -9,7 +9,7 @@ texts and comments, so that no source can spell one out. Not covered: anything f
 
 import ast
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from kgen.gates.parsing import Looked, shared, shared_look
@@ -19,9 +19,10 @@ R = TypeVar("R")
 FORM = b"?"
 
 
-def once(name: str, source: str, make: Callable[[Looked], R]) -> R:
+def once(name: Hashable, source: str, make: Callable[[Looked], R]) -> R:
     """`make` of the source's nodes, or of an earlier source's with the same skeleton: what it gives may depend on
-    names, structure and lines. `name` is of what is made. Raises UNPARSABLE."""
+    names, structure and lines. `name` says what is made; it is a function where there may be another one under the
+    same words, as in an edited copy of a module. Raises UNPARSABLE."""
     return KEPT.made(name, skeleton(source), lambda _: make(shared_look(source)))
 
 
