@@ -56,6 +56,18 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture(autouse=True)
+def templates_of_this_test() -> Iterator[None]:
+    """One that an earlier test started may have been started with other variables: then runners start cold here."""
+    before = dict(warm._templates)
+    warm._templates.clear()
+    yield
+    for kept in [each for each in warm._templates.values() if each is not None]:
+        warm.forget(kept)
+    warm._templates.clear()
+    warm._templates.update(before)
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     both = begun(tmp_path / "a"), begun(tmp_path / "b")
@@ -99,6 +111,7 @@ def test_waiting_for_one_that_goes_on_ends_in_time(two: tuple[Any, Any]) -> None
 
 @pytest.mark.parametrize("name", ["TORCH_LOGS_OUT", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"])
 def test_other_variables_that_are_read_at_the_start_are_an_interpreter_of_its_own(name: str, tmp_path: Path) -> None:
+    assert warm.template(HEAD, child_environment()) is not None
     process = begun(tmp_path / "a", **{name: "/nowhere"})
     assert isinstance(process, subprocess.Popen)
     process.kill()
@@ -117,6 +130,7 @@ def test_another_path_of_modules_or_another_command_is_an_interpreter_of_its_own
 
 def test_a_template_that_was_killed_takes_its_forks_with_it_and_another_follows(tmp_path: Path) -> None:
     process = begun(tmp_path / "a")
+    assert isinstance(process, warm.Forked)  # else its parent is this process
     os.kill(fact(process.pid, 1), signal.SIGKILL)
     assert process.wait(SECONDS) == -signal.SIGKILL
     wait_until_gone(process.pid)

@@ -40,6 +40,7 @@ class Changed(RuntimeError):
 
 def in_fork(work: Callable[[Path], bool], deadline: float) -> str:
     """Anything but "all passed" is a kill; a mutant that hangs is stopped at the deadline."""
+    WORK.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=WORK))
     if (pid := os.fork()) == 0:
         status = KILLED_STATUS
