@@ -1,6 +1,7 @@
-"""Pages on promoted kernels: what lies between their marks is made from the committed evidence.
+"""Pages of what was measured: what lies between their marks is made from committed evidence and records.
 
-    PYTHONPATH=tests python -m kernel_pages          rewrites README.md, runs/README.md, docs/vllm.md, docs/kernels/*.md
+    PYTHONPATH=tests python -m kernel_pages          rewrites README.md, runs/README.md, docs/{vllm,ranks,layers}.md and
+                                                     docs/kernels/*.md
     PYTHONPATH=tests python -m kernel_pages --check  says which of them differ from what it would write; exit 1 then
 
 A region is `<!-- generated: NAME WORD... -->`, its text, `<!-- end -->`; KINDS has the names. What stands outside is
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from bounding import page
 from support import kernel_tables as tables
-from support import vllm_served
+from support import layers_measured, ranks_measured, vllm_served
 from support.checkout import ROOT
 from support.committed import SET, Timed, evidence, promoted, serving, timed
 from support.vllm_served import wrapped
@@ -26,7 +27,8 @@ from kgen.store.kernelset import parse_problem
 
 PAGES = ROOT / "docs" / "kernels"
 INDEX = PAGES / "README.md"
-DOCUMENTS = (ROOT / "README.md", ROOT / "runs" / "README.md", ROOT / "docs" / "vllm.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "runs" / "README.md", ROOT / "docs" / "vllm.md", ROOT / "docs" / "ranks.md")
+LAYERS = ROOT / "docs" / "layers.md"  # whole
 REGION = re.compile(r"(<!-- generated: ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 BY_HAND = ("moe_shared",)  # ops whose results README.md and runs/README.md tell in their own words
 TITLES = {"TP8": "k3-tp8", "TP16": "k3-tp16"}
@@ -233,16 +235,19 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "index": index_region,
     "served": vllm_served.region,
     "served_headline": vllm_served.headline,
+    "ranks": ranks_measured.region,
 }
 
 
 def main(argv: list[str]) -> int:
     """Exit 1 where --check finds a page that differs."""
-    stale = [path for path in documents() if rewritten(path.read_text(encoding="utf-8")) != path.read_text("utf-8")]
+    made = {path: rewritten(path.read_text(encoding="utf-8")) for path in documents()}
+    made[LAYERS] = layers_measured.page()
+    stale = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
     for path in stale:
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
         if "--check" not in argv:
-            path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+            path.write_text(made[path], encoding="utf-8")
     return 1 if stale and "--check" in argv else 0
 
 

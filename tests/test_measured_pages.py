@@ -1,7 +1,8 @@
 """docs/layers.md and docs/ranks.md say what their committed records say."""
 
-import layers_page
-import ranks_page
+import kernel_pages
+from support import layers_measured, ranks_measured
+from support.checkout import ROOT
 
 from kgen.gates.ranks.job import OPS
 from kgen.records import Candidate, Origin, Status
@@ -10,24 +11,24 @@ CANDIDATE = "tests/candidates/allreduce_one_shot.py"
 
 
 def test_the_page_of_layers_is_made_from_its_record() -> None:
-    assert (layers_page.ROOT / layers_page.PAGE).read_text(encoding="utf-8") == layers_page.page()
+    assert kernel_pages.LAYERS.read_text(encoding="utf-8") == layers_measured.page()
 
 
 def test_the_table_of_ranks_is_made_from_its_record() -> None:
-    text = (ranks_page.ROOT / ranks_page.PAGE).read_text(encoding="utf-8")
-    assert text == ranks_page.written(text) and ranks_page.table(ranks_page.record()) in text
+    text = (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")
+    assert text == kernel_pages.rewritten(text) and ranks_measured.region() in text
 
 
 def test_the_record_of_ranks_is_of_the_committed_kernel_and_contract() -> None:
-    found = ranks_page.record()
-    source = (ranks_page.ROOT / CANDIDATE).read_text(encoding="utf-8")
+    found = ranks_measured.record()
+    source = (ROOT / CANDIDATE).read_text(encoding="utf-8")
     op = next(op for op in OPS.values() if op.name == found.op)
     assert found.candidate == Candidate(found.op, source, Origin("file", {})).id
     assert found.op_contract == op.contract_sha256() and found.ranks == 2 == len(found.environment)
 
 
 def test_the_record_of_ranks_passed_in_every_part_that_decides() -> None:
-    found = ranks_page.record()
+    found = ranks_measured.record()
     ended = {part.name: part.status for part in found.parts}
     assert found.verdict is Status.PASS and not [row for row in found.rows if row.complaint]
     assert all(ended[name] is Status.PASS for name in ("check", "time", "endure", "lose"))

@@ -70,7 +70,7 @@ def test_a_runner_dies_with_its_parent(tmp_path: Path) -> None:
     assert parent.stdout is not None
     pid, folder = parent.stdout.readline().split()
     deadline = time.monotonic() + 30
-    while "hangs" not in host._json(Path(folder) / "at").get("where", "") and time.monotonic() < deadline:
+    while "hangs" not in host.json_of(Path(folder) / "at").get("where", "") and time.monotonic() < deadline:
         time.sleep(0.05)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
@@ -230,7 +230,7 @@ def test_only_what_the_candidate_does_is_blamed_on_it(tmp_path: Path) -> None:
         raise RuntimeError("CUDA error: misaligned address\nmore")
     with pytest.raises(torch.OutOfMemoryError), out.candidate("step 4", "cpu"):
         raise torch.OutOfMemoryError("our buffers")
-    assert host._json(tmp_path / "at") == {"where": "step 4", "candidate": True}
+    assert host.json_of(tmp_path / "at") == {"where": "step 4", "candidate": True}
 
 
 def test_guards_catch_one_byte_on_either_side() -> None:

@@ -18,6 +18,7 @@ from kgen.gates.ranks.job import Carried
 from kgen.gates.ranks.plan import Request, run
 from kgen.gates.ranks.record import RanksRecord
 from kgen.records import RecordError, Status, from_json, to_json
+from kgen.store.durable import DURABLE
 
 PASSED, FAILED, BAD_USAGE, MISSING, RETRY = 0, 1, 2, 3, 4
 EXIT = {Status.PASS: PASSED, Status.FAIL: FAILED}
@@ -80,10 +81,8 @@ def main(argv: Sequence[str], root: str = "", info: Any = None) -> int:
 
 
 def write(out: Path, record: RanksRecord) -> None:
-    """Whole or not at all."""
-    temp = out.with_name(f".{out.name}.part")
-    temp.write_text(json.dumps(to_json(record)) + "\n")
-    temp.replace(out)
+    """Whole or not at all. Raises StoreError."""
+    DURABLE.write(out, json.dumps(to_json(record)).encode() + b"\n")
 
 
 def table(record: RanksRecord) -> list[str]:

@@ -1,6 +1,6 @@
 """What a serving engine runs for the same step: a library's all-reduce, then the op's unfused rest, on plain tensors.
 
-    sides(bench, spec, names, sets) -> name -> a call per buffer set      every rank calls it
+    opened(bench, spec, names, seed, fresh) -> name -> Baseline      every rank calls it
 
 nccl: torch.distributed.all_reduce in place. one_shot, two_shot: torch symmetric memory's operators of that name, on
 symmetric memory. Each is tried once by itself before it is captured; one that fails on any rank is left out on all, and
@@ -22,12 +22,6 @@ from kgen.gates.runner.buffers import BufferSet
 Call = Callable[[], object]
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 Rest = Callable[[torch.Tensor, BufferSet], None]
-
-
-def group(bench: Bench) -> None:
-    """The NCCL group of all ranks, made once."""
-    if not dist.is_initialized():
-        dist.init_process_group("nccl", store=bench.meeting.store, rank=bench.rank, world_size=bench.ranks)
 
 
 def _nccl(part: torch.Tensor) -> torch.Tensor:

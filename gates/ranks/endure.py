@@ -59,11 +59,8 @@ def _replays(ranked: check.Ranked, drawn: list[Values], seed: int, replays: int,
     for each, values in zip(sets, drawn, strict=True):
         each.load(values)
     key, names = spec.label, refilled_names(spec.op, spec.problem)
-    warm, plain = before, bench.device == "cpu"
     with bench.out.candidate(f"{key} {what}: capture", bench.device):
         replay = timing.capture([ranked.subject.bind(each) for each in sets], bench.device)
-    calls = warm + len(sets)  # capture() calls each once
-    found: list[dict[str, torch.Tensor]] = []
     with bench.out.candidate(f"{key} {what}: {replays} replays", bench.device):
         found = [_one(replay, sets, drawn, names, seed, variant) for variant in variants(seed, replays)]
     ranked.findings.clear()
@@ -71,9 +68,16 @@ def _replays(ranked: check.Ranked, drawn: list[Values], seed: int, replays: int,
         ranked.findings += [("guard", f"{what}, set {number}: {n}") for n in each.broken_guards()]
     ranked.close_up(what)
     digests = {name: torch.stack([of[name] for of in found]).tolist() for name in found[0]}
-    body = {"problem": key, "what": what, "seed": seed, "replays": replays, "sets": len(sets), "graph": not plain}
+    body = {
+        "problem": key,
+        "what": what,
+        "seed": seed,
+        "replays": replays,
+        "sets": len(sets),
+        "graph": bench.device != "cpu",
+    }
     bench.out.record({**body, "digests": digests, "findings": list(ranked.findings)})
-    return calls + replays * len(sets)
+    return before + (1 + replays) * len(sets)  # capture() calls each once
 
 
 def _one(

@@ -25,7 +25,7 @@ from kgen.gates.ranks import store
 from kgen.gates.ranks.lose import STEADY
 from kgen.gates.ranks.transport import NO_MULTICAST
 from kgen.gates.runner.child import child_environment, command, end
-from kgen.gates.runner.host import Outcome, private_folder, read
+from kgen.gates.runner.host import Outcome, json_of, private_folder, read
 
 GRACE_SECONDS = 9.0  # that the others have to say for themselves what they saw
 POLL_SECONDS = 0.02
@@ -140,21 +140,14 @@ def _failed(rank: _Rank) -> str:
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"rank {rank.number} ended with {how}"
-    result = _json(rank.folder / "result.json")
+    result = json_of(rank.folder / "result.json")
     if result.get("done"):
         return ""
     return f"rank {rank.number} ended: {result.get('fault') or result.get('error') or 'without a result'}"[:1000]
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError):  # not there yet, or half written
-        return {}
-
-
 def _at(rank: _Rank) -> str:
-    return str(_json(rank.folder / "at").get("where", ""))
+    return str(json_of(rank.folder / "at").get("where", ""))
 
 
 def _outcome(rank: _Rank, seconds: float) -> Outcome:

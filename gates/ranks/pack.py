@@ -25,6 +25,7 @@ from kgen.gates.ranks.__main__ import JOB, parser
 from kgen.gates.ranks.build import build_all
 from kgen.gates.ranks.job import OPS, Carried
 from kgen.records import Candidate, Origin, canonical_json, sha256_bytes, to_json
+from kgen.store.paths import cache_path
 
 ENTRY = "kgen.gates.ranks.__main__"
 ENTRIES = (ENTRY, "kgen.gates.ranks.worker")
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--arch", default="sm_90a")
     made.add_argument("--python", default=",".join(PYTHONS))
     made.add_argument("--flavour", default=",".join(FLAVOURS))
-    made.add_argument("--cache", required=True)
+    made.add_argument("--cache", default=str(cache_path()), help="of what is packed (default: the user's, KGEN_CACHE)")
     made.add_argument("--out", required=True)
     args = made.parse_args(argv)
     op, cache = OPS[args.op], Path(args.cache).resolve()

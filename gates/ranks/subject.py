@@ -1,8 +1,7 @@
 """One rank's end of a ranked kernel: an audited object with its mailboxes, or the stand-in that keeps the protocol.
 
-    subject = load(spec, meeting, transport, device, cache)      every rank calls it
-    call = subject.bind(buffers)                                 a call without arguments on these buffers
-    subject.collect()                                            contents of the symmetric buffers and workspaces
+    subject = load(spec, rank, transport, device, cache)      every rank calls it
+    call = subject.bind(buffers)                              a call without arguments on these buffers
 
 Mailboxes and workspaces belong to the subject, not to a set of buffers: all calls of a rank share them, so the number
 of the call goes on from set to set, also within and between graph replays.
@@ -33,7 +32,7 @@ WAIT_SECONDS = 5.0  # that the stand-in waits for a peer: a kernel needs a bound
 
 
 class Subject(Protocol):
-    calls: int  # bound calls made or captured so far by the caller; graph replays count with `replayed`
+    calls: int  # bound calls made or captured so far; not those of graph replays
     mapped: tuple[Mapped, ...]
     work: tuple[Buffer, ...]
 

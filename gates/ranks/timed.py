@@ -23,6 +23,7 @@ from kgen.gates.environment import environment
 from kgen.gates.ranks import baselines, check
 from kgen.gates.ranks.job import RankedSpec
 from kgen.gates.ranks.skew import delay
+from kgen.gates.ranks.transport import join
 from kgen.gates.ranks.worker import Bench
 from kgen.gates.runner.buffers import BufferSet
 from kgen.gates.runner.refill import refilled, refilled_names
@@ -109,7 +110,7 @@ def run(bench: Bench) -> dict[str, Any]:
     clock = Clock(bench)
     if bench.device != "cpu" and bench.job["nccl"]:
         bench.out.at("NCCL group")
-        baselines.group(bench)
+        join(bench.meeting)
         clock.align_by_nccl()
     for specs in by_problem(bench.specs()):
         _point(bench, specs, transport, clock, names)

@@ -117,11 +117,8 @@ class SymmetricMemory:
     name = SYMM
 
     def __init__(self, meeting: Meeting, device: str) -> None:
-        import torch.distributed as dist
-
         self.meeting, self.device = meeting, device
-        if not dist.is_initialized():
-            dist.init_process_group("nccl", store=meeting.store, rank=meeting.rank, world_size=meeting.ranks)
+        join(meeting)
 
     def share(self, symmetric: Symmetric) -> Mapped:
         import torch.distributed._symmetric_memory as memory
@@ -136,6 +133,14 @@ class SymmetricMemory:
         peers = torch.tensor([int(p) + offset + GUARD for p in handle.buffer_ptrs], dtype=torch.int64)
         made = Mapped(symmetric, _between_guards(raw, symmetric), peers.to(self.device), (raw, handle))
         return _finished(made, self.meeting)
+
+
+def join(meeting: Meeting) -> None:
+    """Make the NCCL group of all ranks, where there is none yet. Every rank calls it."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", store=meeting.store, rank=meeting.rank, world_size=meeting.ranks)
 
 
 def world() -> Any:

@@ -151,7 +151,7 @@ def _run(
     if not gone:
         if held is None:
             raise ChildProcessError(f"process {process.pid} cannot be killed")
-        health.lose(held, str(_json(folder / "at").get("where", "start")), f"process {process.pid} cannot be killed")
+        health.lose(held, str(json_of(folder / "at").get("where", "start")), f"process {process.pid} cannot be killed")
     return read(folder, process.returncode or 0, limit, time.monotonic() - started)
 
 
@@ -180,7 +180,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
     """Empty for a file that is not there, or was cut by a death in the middle of writing it."""
     try:
         return _object(path.read_bytes())
@@ -248,7 +248,7 @@ def _ended(code: int) -> str:
 
 def read(folder: Path, code: int, limit: str, seconds: float) -> Outcome:
     """What a runner left in its folder. `code`: its exit status; `limit`: the one that it ran into, or ""."""
-    at = _json(folder / "at")
+    at = json_of(folder / "at")
     result, records, unreadable = _answer(folder)
     log = (folder / "log").read_text(errors="replace")[-LOG_CAP:]
     where, candidate = one_line(str(at.get("where", "start"))), bool(at.get("candidate", False))
