@@ -234,7 +234,7 @@ def test_submissions_are_judged_by_the_loop_and_another_one_can_follow_a_staged_
     assert best["candidate"]["made_of"][-1] == SMALL and best["next"] == []
     assert best["candidate"]["id"].startswith(said["candidate"]) and best["candidate"]["source"] == first_source(run)
     listed = {o["name"]: o["runs"] for o in desk.list_ops()["ops"]}
-    assert listed["moe_shared"] == 1 and set(listed) == set(REGISTRY.ops)
+    assert listed["moe_shared"] == 1 and set(listed) == set(REGISTRY.every)
 
 
 def first_source(run: Run) -> str:

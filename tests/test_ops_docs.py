@@ -147,7 +147,7 @@ def test_the_list_names_the_champion_and_an_empty_set_none(home: Path, capsys: p
     assert line.split()[-2:] == ["1.25-2.00x", "stale"]  # its op contract is made up
     assert called(["ops", "--json"]) == 0
     listed = {op["name"]: op for op in json.loads(capsys.readouterr().out)["ops"]}
-    assert set(listed) == set(REGISTRY.ops)
+    assert set(listed) == set(REGISTRY.every)
     assert listed["moe_shared"]["champions"][0]["gains"] == pytest.approx([1.25, 2.0])
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from kgen.contract.ranks import RankedOp, Symmetric
-from kgen.ops.ranked_allreduce_residual import RankedAllreduceResidual
-from kgen.ops.ranked_oproj_allreduce_residual import RankedOprojAllreduceResidual
+from kgen.ops import RANKED
 from kgen.records import BuildRecord, Problem
 
-OPS: dict[str, RankedOp] = {op.name: op for op in (RankedAllreduceResidual(), RankedOprojAllreduceResidual())}
+OPS = RANKED  # the registry's: kgen.ops has the line of each
 ARTEFACT, STANDIN = "artefact", "stand-in"
 CUDA, CPU = "cuda", "cpu"
 

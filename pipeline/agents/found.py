@@ -33,11 +33,11 @@ NEXT = 5  # candidates that are named after the best
 def ops(kernels: Path, runs: Runs) -> list[dict[str, Any]]:
     """One entry an op: name, title, dims, axes, floor µs by tokens, champions, number of runs."""
     serving, counts = _champions(kernels), _counts(runs)
-    return [_listed(name, serving.get(name, ()), counts.get(name, 0)) for name in sorted(REGISTRY.ops)]
+    return [_listed(name, serving.get(name, ()), counts.get(name, 0)) for name in sorted(REGISTRY.every)]
 
 
 def _listed(name: str, serving: tuple[Champion, ...], runs: int) -> dict[str, Any]:
-    op = REGISTRY.ops[name]
+    op = REGISTRY.get(name)
     dims = op.pack.served[0]
     floors = {str(row.tokens): round(row.floor_us, 3) for row in costs(op, GPUS[FLOOR_GPU], (dims,))}
     axes = {axis: list(values) for axis, values in op.axes.items()}
@@ -54,7 +54,7 @@ def _counts(runs: Runs) -> dict[str, int]:
 
 
 def _champions(kernels: Path) -> dict[str, tuple[Champion, ...]]:
-    current = Current({name: op.contract_sha256() for name, op in REGISTRY.ops.items()}, GATE_CONTRACT)
+    current = Current({name: op.contract_sha256() for name, op in REGISTRY.every.items()}, GATE_CONTRACT)
     try:
         return dict(champions(KernelSet(kernels), current))
     except (IntegrityError, StoreError) as error:

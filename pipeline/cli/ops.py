@@ -46,7 +46,7 @@ def listing(
         output.data(page(REGISTRY).removesuffix("\n"))
         return
     name, rates = _rates(gpu)
-    ops = [REGISTRY.ops[name] for name in sorted(REGISTRY.ops)]
+    ops = [op for _, op in sorted(REGISTRY.every.items())]
     served = _champions(kernels)
     if json:
         listed = [_listed(op, rates, served.get(op.name, ())) for op in ops]
@@ -116,7 +116,7 @@ def _prose(text: str) -> None:
 
 def _table(ops: "list[Op]", rates: "Rates", served: "dict[str, tuple[Champion, ...]]") -> None:
     """One table; in a narrow terminal what the ops compute comes first, in a table of its own."""
-    from kgen.report.op_facts import COST_TOKENS, costs, gpus, short
+    from kgen.report.op_facts import COST_TOKENS, costs, gpus, one_stands_in, short
 
     beside = _columns() >= BESIDE
     if not beside:
@@ -125,12 +125,12 @@ def _table(ops: "list[Op]", rates: "Rates", served: "dict[str, tuple[Champion, .
     for op in ops:
         dims, serving = op.pack.served[0], served.get(op.name, ())
         floors = {row.tokens: short(row.floor_us) for row in costs(op, rates, (dims,))}
-        several = gpus(op, dims)
+        several = f"{gpus(op, dims)}{' (1)' if one_stands_in(op, dims) else ''}"
         rows.append(
             [
                 op.name,
                 *([op.title] if beside else []),
-                f"{several} (1)" if several > 1 else "1",
+                several,
                 *(floors.get(n, "-") for n in COST_TOKENS),
                 "\n".join(map(_serving, serving)) or "-",
             ]
@@ -186,15 +186,19 @@ def show(name: str, gpu: GpuOption = "", json: JsonOption = False) -> None:
 
 
 def _arguments(op: "Op") -> None:
-    from kgen.report.op_facts import hard_rules, judged, notes
+    from kgen.report.op_facts import hard_rules, judged, notes, of_ranks
 
     rows = [
         [t.name, t.dtype, " x ".join(map(str, t.shape)), t.role.value, "; ".join(filter(None, (t.doc, notes(t))))]
         for t in op.tensors
     ]
     rows += [[s.name, s.dtype, "", "scalar", s.doc] for s in op.scalars]
-    title = "arguments, in this order; workspaces and the stream follow"
+    several = of_ranks(op)
+    behind = "see below for what follows" if several else "workspaces and the stream follow"
+    title = f"arguments, in this order; {behind}"
     output.show_table(title, ["name", "dtype", "shape", "role", ""], rows)
+    for line in several:
+        _prose(line)
     output.show_table("how a call is judged", ["output", "rule"], [[n, words] for n, words in judged(op).items()])
     if rules := hard_rules(op):
         _prose(f"hard rules: {rules}")

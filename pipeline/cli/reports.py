@@ -93,7 +93,7 @@ def catalogue(
     from kgen.store import DURABLE, set_path
     from kgen.store.kernelset import KernelSet
 
-    files = site(KernelSet(set_path(kernels).path), REGISTRY.ops, current())
+    files = site(KernelSet(set_path(kernels).path), REGISTRY.every, current())
     folder = Path(out).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

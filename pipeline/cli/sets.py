@@ -43,7 +43,7 @@ def current() -> "Current":
     from kgen.ops import REGISTRY
     from kgen.promotion import Current
 
-    return Current({name: op.contract_sha256() for name, op in REGISTRY.ops.items()}, GATE_CONTRACT)
+    return Current({name: op.contract_sha256() for name, op in REGISTRY.every.items()}, GATE_CONTRACT)
 
 
 def target(kernels: str) -> "SetPath":

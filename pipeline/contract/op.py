@@ -197,15 +197,22 @@ class Op(abc.ABC):
 
 @dataclass(frozen=True)
 class Registry:
-    """Ops by name."""
+    """Ops by name. `ops`: what one rank computes alone, the steps of a decode; `ranked`: what several compute together
+    (kgen.contract.ranks.RankedOp), which no model of one rank has a seat for."""
 
     ops: Mapping[str, Op] = field(default_factory=dict)
+    ranked: Mapping[str, Op] = field(default_factory=dict)
+
+    @property
+    def every(self) -> dict[str, Op]:
+        """All that a kernel can be proposed for."""
+        return {**self.ops, **self.ranked}
 
     def get(self, name: str) -> Op:
         """Raises ValueError (one line, with the names that look alike, or all of them) for an unknown op."""
-        if name not in self.ops:
-            near = [known for known in sorted(self.ops) if name in known.split("_")]
-            near = near or difflib.get_close_matches(name, self.ops, n=3)
-            told = f"did you mean {', '.join(near)}?" if near else f"known ops: {', '.join(sorted(self.ops))}"
-            raise ValueError(f"unknown op {name!r}; {told}")
-        return self.ops[name]
+        if (found := self.ops.get(name) or self.ranked.get(name)) is not None:
+            return found
+        every = sorted(self.every)
+        near = [known for known in every if name in known.split("_")] or difflib.get_close_matches(name, every, n=3)
+        told = f"did you mean {', '.join(near)}?" if near else f"known ops: {', '.join(every)}"
+        raise ValueError(f"unknown op {name!r}; {told}")

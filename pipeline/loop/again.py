@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     place = set_path(args.set)
     if not place.path.is_dir():
         return _ended(f"there is no kernel set {place.path}", USAGE)
-    current = Current({name: op.contract_sha256() for name, op in REGISTRY.ops.items()}, GATE_CONTRACT)
+    current = Current({name: op.contract_sha256() for name, op in REGISTRY.every.items()}, GATE_CONTRACT)
     try:
         report, left = verify(place, current), 0
         found = list(report.findings)

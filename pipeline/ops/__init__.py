@@ -1,6 +1,7 @@
 """The Kimi K3 model pack: its ops, dims and token bins. Outside this folder and `model/` nothing names the model."""
 
 from kgen.contract.op import Registry
+from kgen.contract.ranks import RankedOp
 from kgen.ops.attn_res import AttnRes
 from kgen.ops.dense_mlp import DenseMlp
 from kgen.ops.kda_core import KdaCore
@@ -20,6 +21,8 @@ from kgen.ops.moe_tail import MoeTail
 from kgen.ops.oproj_allreduce_residual import OprojAllreduceResidual
 from kgen.ops.oproj_partial import OprojPartial
 from kgen.ops.pack import PACK
+from kgen.ops.ranked_allreduce_residual import RankedAllreduceResidual
+from kgen.ops.ranked_oproj_allreduce_residual import RankedOprojAllreduceResidual
 
 # In the order of a decode step.
 OPS = (
@@ -43,6 +46,13 @@ OPS = (
     LmHeadArgmax,
 )
 
-REGISTRY = Registry({op.name: op() for op in OPS})
+# What several ranks compute together, in the same order. A new one needs its import above and its line here.
+SEVERAL: tuple[type[RankedOp], ...] = (
+    RankedOprojAllreduceResidual,
+    RankedAllreduceResidual,
+)
 
-__all__ = ["PACK", "REGISTRY"]
+RANKED: dict[str, RankedOp] = {op.name: op() for op in SEVERAL}
+REGISTRY = Registry({op.name: op() for op in OPS}, RANKED)
+
+__all__ = ["PACK", "RANKED", "REGISTRY"]

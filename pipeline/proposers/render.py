@@ -19,7 +19,7 @@ import jinja2
 from kgen.contract import Op
 from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
 from kgen.gates.rates import MEASURED
-from kgen.proposers import constants, techniques
+from kgen.proposers import constants, ranked_notes, techniques
 from kgen.proposers.base import ProposalRequest, Situation
 from kgen.proposers.feedback import SHOWN, feedback
 from kgen.proposers.quoting import quoted
@@ -210,7 +210,8 @@ def contract_notes(request: ProposalRequest, title: str) -> str:
     """What of this contract is not as the templates say of every op, as a page; "" where there is nothing to add."""
     op = request.op
     points = request.problems or (next(op.points(op.pack.small, op.pack.bins[-1], "")),)
-    lines = [*_chosen(points), *_layout_notes(op, points), *_judging_notes(op, points[-1])]
+    of_ranks = ranked_notes.lines(op, points[-1])
+    lines = [*_chosen(points), *of_ranks, *_layout_notes(op, points), *_judging_notes(op, points[-1])]
     parts = ["\n".join(f"* {line}" for line in lines), *_definitions(op)]
     text = "\n\n".join(part for part in parts if part)
     return f"## {title}\n\n{text}\n" if text else ""
@@ -241,7 +242,7 @@ def _layout_notes(op: Op, points: Sequence[Problem]) -> Iterator[str]:
             )
         if t.padding is not None:
             yield f"Padding rows of `{t.name}` hold {t.padding}: such a row reads and writes no state."
-    known = {*op.dims[points[0].dims], *op.runtime_dims, "tokens"}
+    known = {*op.dims[points[0].dims], *op.runtime_dims, *op.axes, "tokens"}
     ends = {p.tokens: op.sizes(p) for p in (points[0], points[-1])}
     for symbol in (s for s in ends[points[-1].tokens] if s not in known):
         values = {f"{sizes[symbol]} at {tokens} tokens": sizes[symbol] for tokens, sizes in sorted(ends.items())}

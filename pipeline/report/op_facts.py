@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kgen.contract.op import Family, Op
+from kgen.contract.ranks import AXIS, RankedOp
 from kgen.contract.rules import ByOp, Codes, Exact, MaxAbs, RelL2, Rule
 from kgen.contract.tensors import Role, TensorSpec
 from kgen.gates.rates import MEASURED, READ_SHARE, Rates
+from kgen.proposers import ranked_notes
 
 COST_TOKENS = (1, 8, 64)
 RANKS = "ranks"  # the dim symbol of an op whose real inputs come from that many GPUs
@@ -52,8 +54,21 @@ def costs(op: Op, rates: Rates, names: tuple[str, ...] = ()) -> tuple[CostRow, .
 
 
 def gpus(op: Op, dims: str) -> int:
-    """GPUs that the real op spans at these dims; the gates run it on one, which holds every rank's share."""
+    """GPUs that the real op spans at these dims: of an op of several ranks as many as its default has."""
+    if isinstance(op, RankedOp):
+        return int(op.axes[AXIS][0])
     return op.dims[op.own_name(dims)].get(RANKS, 1)
+
+
+def one_stands_in(op: Op, dims: str) -> bool:
+    """Whether the gates run it on one GPU, which holds every rank's share, though it spans several."""
+    return gpus(op, dims) > 1 and not isinstance(op, RankedOp)
+
+
+def of_ranks(op: Op) -> tuple[str, ...]:
+    """What an op of several ranks asks of a kernel beside its arguments; nothing for the others."""
+    point = next(op.points(op.pack.small, op.pack.bins[0], ARCH), None)
+    return ranked_notes.lines(op, point) if point is not None else ()
 
 
 def sizes_of(op: Op) -> dict[str, dict[str, int]]:
@@ -158,6 +173,7 @@ def describe(op: Op, rates: Rates) -> dict[str, Any]:
         "sweep": op.sweep,
         "floor": op.floor,
         "hard_rules": hard_rules(op),
+        **({"several_ranks": said} if (said := of_ranks(op)) else {}),
         "chain": op.chain,
         "read_rate": rates.read,
         "costs": [vars(row) for row in costs(op, rates)],

@@ -13,6 +13,8 @@ from kgen.report.op_facts import (
     hard_rules,
     judged,
     notes,
+    of_ranks,
+    one_stands_in,
     short,
     sizes_of,
     steps,
@@ -33,12 +35,13 @@ judged. `relL2 x` is the pass rule of [gates.md](gates.md) with floor x. *state*
 place; rows are contiguous unless a stride is free. Families are the kinds of values that unit-numeric draws; scenarios
 are added for the perf sweep. Floor times are the fewest bytes of a call over the plain read rate of an {gpu}
 ({rate:.2f} TB/s), with the default axes and the inputs of the first family. An op of several GPUs is judged on one,
-which holds every rank's share in the buffer that the others fill in a real group."""
+which holds every rank's share in the buffer that the others fill in a real group; those whose names begin with
+`ranked_` are judged on all ranks together ([ranks.md](ranks.md))."""
 
 
 def markdown(registry: Registry) -> str:
     """The page, one trailing newline."""
-    ops = [registry.ops[name] for name in sorted(registry.ops)]
+    ops = [op for _, op in sorted(registry.every.items())]
     intro = INTRO.format(gpu=GPU.upper(), rate=GPUS[GPU].read / 1e12)
     return "\n\n".join([intro, _overview(ops), *(_section(op) for op in ops)]) + "\n"
 
@@ -49,10 +52,10 @@ def _overview(ops: list[Op]) -> str:
     for op in ops:
         dims = op.pack.served[0]
         floors = {row.tokens: short(row.floor_us) for row in costs(op, GPUS[GPU], (dims,))}
-        several = gpus(op, dims)
+        several = f"{gpus(op, dims)}{', one stands in' if one_stands_in(op, dims) else ''}"
         link = f"[`{op.name}`](#{op.name})"
         shown = [floors.get(n, "–") for n in COST_TOKENS]
-        rows.append([link, cell(op.title), f"{several}, one stands in" if several > 1 else "1", *shown])
+        rows.append([link, cell(op.title), several, *shown])
     where = ", ".join(map(code, dict.fromkeys(op.pack.served[0] for op in ops)))
     return table(head, rows, right=(3, 4, 5)) + f"\n\nTimes at {where}."
 
@@ -86,6 +89,8 @@ def _facts(op: Op) -> str:
         lines.append(f"Axes (default first): {axes}")
     if op.runtime_dims:
         lines.append(f"Sizes known at run time only: {', '.join(map(code, op.runtime_dims))}")
+    if said := of_ranks(op):
+        lines.append(f"Several ranks: {cell(' '.join(said), 2 * LONG)}")
     if rules := hard_rules(op):
         lines.append(f"Hard rules: {cell(rules, LONG)}")
     for title, families in (("Families", op.families), ("Scenarios", op.scenarios)):
