@@ -22,6 +22,7 @@ from kgen.ops.oproj_allreduce_residual import OprojAllreduceResidual
 from kgen.ops.oproj_partial import OprojPartial
 from kgen.ops.pack import PACK
 from kgen.ops.ranked_allreduce_residual import RankedAllreduceResidual
+from kgen.ops.ranked_lm_head_argmax import RankedLmHeadArgmax
 from kgen.ops.ranked_oproj_allreduce_residual import RankedOprojAllreduceResidual
 
 # In the order of a decode step.
@@ -50,6 +51,7 @@ OPS = (
 SEVERAL: tuple[type[RankedOp], ...] = (
     RankedOprojAllreduceResidual,
     RankedAllreduceResidual,
+    RankedLmHeadArgmax,
 )
 
 RANKED: dict[str, RankedOp] = {op.name: op() for op in SEVERAL}
