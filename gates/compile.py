@@ -38,7 +38,18 @@ from kgen.gates.builder.protocol import FUNCTION
 from kgen.gates.contract import DEFECTS, GATE_CONTRACT
 from kgen.gates.screen import Finding, screen
 from kgen.gates.signature import arguments, signature
-from kgen.records import BuildRecord, Candidate, Compiler, GateResult, Problem, Status, sha256_bytes, to_json
+from kgen.gates.symmetric import declared
+from kgen.records import (
+    BuildRecord,
+    Candidate,
+    Compiler,
+    GateResult,
+    Problem,
+    Status,
+    SymmetricBuffer,
+    sha256_bytes,
+    to_json,
+)
 from kgen.serve.runtime import installed_flavours
 
 GATE = "compile"
@@ -73,6 +84,8 @@ def same_code(a: BuildRecord, b: BuildRecord) -> str:
             return f"kernel {name} has other machine code"
     if a.workspaces != b.workspaces:
         return f"other workspaces: {a.workspaces} and {b.workspaces}"
+    if a.symmetric != b.symmetric:
+        return f"other symmetric buffers: {a.symmetric} and {b.symmetric}"
     if len(a.launches) != len(b.launches):
         return f"{len(a.launches)} launches a call, and {len(b.launches)}"
     for number, (x, y) in enumerate(zip(a.launches, b.launches, strict=True)):
@@ -248,15 +261,17 @@ class CompileGate(BuildGate):
             built = self.builder.build(*asked)
         if isinstance(built, Built):
             try:
+                symmetric = declared(self.op, problem, built.symmetric)
                 record, cubin = audited(
                     candidate,
                     problem,
                     built,
-                    functools.partial(arguments, self.op, problem, built.workspaces),
+                    functools.partial(arguments, self.op, problem, built.workspaces, symmetric),
                     self._recorder,
                     by=self._cache.compiler,
                     isolation=self.builder.level.label,
                     defect=defect,
+                    symmetric=symmetric,
                 )
                 return passed(self._cache.keep(key, record, built.object, built.ptx, cubin.data))
             except AuditError as error:
@@ -277,6 +292,7 @@ def audited(
     by: Compiler,
     isolation: str,
     defect: str = "",
+    symmetric: tuple[SymmetricBuffer, ...] = (),
 ) -> tuple[BuildRecord, Cubin]:
     """The audited record of a build, and the machine code in it. `called`: what the exported function is called with,
     workspaces last; asked once their dtypes are known to be some. Raises AuditError or RecorderError."""
@@ -304,6 +320,7 @@ def audited(
         ptx=ptx.facts(built.ptx),
         design=built.design,
         defect=defect,
+        symmetric=symmetric,
     )
     return record, cubin
 
@@ -332,6 +349,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "object_sha256": record.object_sha256,
         "design": record.design,
         "workspaces": to_json(record.workspaces),
+        **({"symmetric": to_json(record.symmetric)} if record.symmetric else {}),
         "ptx": dict(record.ptx),
         "phases": [] if record.defect else phases.facts(outcome.artefact.ptx),
         "waits": list(spins.waiting_file(outcome.artefact.ptx)),

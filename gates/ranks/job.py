@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from kgen.contract.ranks import RankedOp, Symmetric
 from kgen.ops import RANKED
-from kgen.records import BuildRecord, Problem
+from kgen.records import BuildRecord, Problem, SymmetricBuffer
 
 OPS = RANKED  # the registry's: kgen.ops has the line of each
 ARTEFACT, STANDIN = "artefact", "stand-in"
@@ -14,15 +14,8 @@ CUDA, CPU = "cuda", "cpu"
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declared(SymmetricBuffer):
     """A symmetric buffer as the candidate declares it (kgen.contract.ranks.Symmetric says what the fields mean)."""
-
-    SCHEMA: ClassVar[str] = "kgen.symmetric/1"
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    parities: int
-    sentinel: int | None
 
     def buffer(self) -> Symmetric:
         """Raises ValueError for a declaration that cannot be."""
@@ -33,10 +26,14 @@ class Declared:
 class Carried:
     """One built kernel for one problem. `variant`: names another kernel that is measured beside the candidate."""
 
-    SCHEMA: ClassVar[str] = "kgen.ranked-build/1"
+    SCHEMA: ClassVar[str] = "kgen.ranked-build/2"
     record: BuildRecord
-    symmetric: tuple[Declared, ...]
     variant: str = ""
+
+    @property
+    def symmetric(self) -> tuple[Declared, ...]:
+        """What its record says was declared."""
+        return tuple(Declared(s.name, s.dtype, s.shape, s.parities, s.sentinel) for s in self.record.symmetric)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """What a runner is told to load. Plain records; JSON on the wire."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from kgen.records import BuildRecord, Launch, Problem
+from kgen.records import BuildRecord, Launch, Problem, SymmetricBuffer
+from kgen.records.codec import OPTIONAL
 
 ARTEFACT, STOCK, PTX = "artefact", "stock", "ptx"
 
@@ -51,6 +52,7 @@ class LoadSpec:
     fault: str = ""
     ptx: str = ""  # path; with `launches`, for the interpreter only
     launches: tuple[Launch, ...] = ()
+    symmetric: tuple[SymmetricBuffer, ...] = field(default=(), metadata=OPTIONAL)  # of an op of several ranks
 
     @property
     def label(self) -> str:
@@ -68,6 +70,7 @@ def spec(artefact: Built) -> LoadSpec:
         workspaces=tuple((dtype, tuple(shape)) for dtype, shape in record.workspaces),
         design=record.design,
         candidate=record.candidate,
+        symmetric=record.symmetric,
     )
 
 

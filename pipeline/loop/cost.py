@@ -73,6 +73,7 @@ def launch_bytes(op: Op, record: BuildRecord, launch: Launch) -> int:
     sizes = op.sizes(record.problem)
     known = {t.name: (t.dtype, t.sizes(sizes)) for t in op.present(record.problem)}
     known |= {f"workspace{i}": (dtype, tuple(shape)) for i, (dtype, shape) in enumerate(record.workspaces)}
+    known |= {each.name: (each.dtype, each.shape) for each in record.symmetric}  # one parity a call
     named = {arg.tensor for arg in launch.args if arg.tensor in known}
     return sum(DTYPES[known[name][0]].bytes * math.prod(known[name][1]) for name in named)
 

@@ -1,6 +1,6 @@
 """The nouns of kgen as frozen records, and their JSON form. Imports nothing else of the project."""
 
-from kgen.records.artefact import BuildRecord, Compiler, KernelFacts, Launch, LaunchArg
+from kgen.records.artefact import BuildRecord, Compiler, KernelFacts, Launch, LaunchArg, SymmetricBuffer
 from kgen.records.codec import (
     RecordError,
     canonical_json,
@@ -42,6 +42,7 @@ __all__ = [
     "RecordError",
     "SignedEvidence",
     "Status",
+    "SymmetricBuffer",
     "Verdict",
     "canonical_json",
     "from_json",

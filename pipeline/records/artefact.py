@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kgen.records.codec import OPTIONAL
 from kgen.records.core import Problem
 
 
@@ -55,6 +56,18 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class SymmetricBuffer:
+    """Memory of an op of several ranks, as a candidate declares it (kgen.contract.ranks.Symmetric says what it is)."""
+
+    SCHEMA: ClassVar[str] = "kgen.symmetric/1"
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # of one parity
+    parities: int
+    sentinel: int | None
+
+
+@dataclass(frozen=True)
 class BuildRecord:
     """The audited artefact of one (candidate, problem)."""
 
@@ -74,6 +87,7 @@ class BuildRecord:
     ptx: Mapping[str, Any] = field(default_factory=dict)  # counted facts: vector loads, no_allocate, mma, local
     design: str = ""  # the candidate's name for the algorithm it chose here
     defect: str = ""  # non-empty only for the mutation test's deliberately broken builds
+    symmetric: tuple[SymmetricBuffer, ...] = field(default=(), metadata=OPTIONAL)  # of ops of several ranks alone
 
     def launch_counts(self) -> dict[str, int]:
         """Kernel -> launches of one call."""
