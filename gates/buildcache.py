@@ -12,7 +12,7 @@ from typing import Any
 from kgen.gates.artefacts import Artefact
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.records import BuildRecord, Candidate, Compiler, Problem, Status, from_json, sha256_bytes, to_json
-from kgen.store.cache import OBJECT_SUFFIX, Results, objects_in
+from kgen.store.cache import LOOSE, OBJECT_SUFFIX, Results, objects_in
 
 Key = Mapping[str, Any]
 SCREENING = ("screen", "skeleton", "parsing")  # modules that decide what the screen finds
@@ -45,11 +45,14 @@ def _rules() -> str:
 
 
 class BuildCache:
-    """Under `root`: objects/<sha256>.o, .ptx, .cubin, and builds/ with one JSON file a result."""
+    """Under `root`: objects/<sha256>.o, .ptx, .cubin, and builds/ with one JSON file a result.
+
+    Objects survive a power cut, since runs name them; what else is lost then is built again when it is asked for.
+    """
 
     def __init__(self, root: Path, compiler: Compiler, op_contract: str, unfenced: bool) -> None:
         self.compiler = compiler
-        self._blobs, self._results = objects_in(root), Results(root / "builds")
+        self._blobs, self._beside, self._results = objects_in(root), objects_in(root, LOOSE), Results(root / "builds")
         self._common = {
             "compiler": to_json(compiler),
             "gate_contract": GATE_CONTRACT,
@@ -79,11 +82,15 @@ class BuildCache:
 
     def keep(self, key: Key, record: BuildRecord, object_: bytes, ptx: str, cubin: bytes) -> Artefact:
         """Store a pass and its files. Raises StoreError."""
-        kept = ((object_, OBJECT_SUFFIX), (ptx.encode(), ".ptx"), (cubin, ".cubin"))
-        hashes = [self._blobs.put(data, suffix) for data, suffix in kept]
+        kept = (
+            (self._blobs, object_, OBJECT_SUFFIX),
+            (self._beside, ptx.encode(), ".ptx"),
+            (self._beside, cubin, ".cubin"),
+        )
+        hashes = [blobs.put(data, suffix) for blobs, data, suffix in kept]
         assert (hashes[0], hashes[2]) == (record.object_sha256, record.cubin_sha256)
         self._results.put(key, {"status": "pass", "record": to_json(record), "ptx_sha256": hashes[1]})
-        files = [self._blobs.where(sha256, suffix) for sha256, (_, suffix) in zip(hashes, kept, strict=True)]
+        files = [blobs.where(sha256, suffix) for sha256, (blobs, _, suffix) in zip(hashes, kept, strict=True)]
         return Artefact(record, *files)
 
     def _artefact(self, record: BuildRecord, ptx_sha256: str) -> Artefact | None:

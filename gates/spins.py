@@ -18,12 +18,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kgen.gates import occupancy
-from kgen.gates.audit.phases import ENTRY, LABEL
+from kgen.gates.audit.ptx import in_lines
 from kgen.records import BuildRecord, Launch
 
 CODE = "audit.wait"
 
-LINE = re.compile(r"^\s*\{?\s*(?:@!?(%\w+)\s+)?([a-z][\w.:]*)\s*([^;]*);")
+# What a line is, as in audit.phases: a kernel's entry, a label, or predicate, opcode and operands.
+LINE = re.compile(
+    r"^[^\S\n]*(?:(?:\.visible[^\S\n]+)?\.entry[^\S\n]+([\w$]+)|([\w$]+):[^\S\n]*(?:$|//)"
+    r"|\{?[^\S\n]*(?:@!?(%\w+)[^\S\n]+)?([a-z][\w.:]*)[^\S\n]*([^;\n]*);).*",
+    re.MULTILINE,
+)
 REGISTER = re.compile(r"%\w+")
 STRONG = re.compile(r"^ld\.(?:acquire|relaxed|volatile|mmio)(?!\S*\.shared)\S*$")
 ATOMIC = re.compile(r"^atom(?!\S*\.shared)\S*\.(add|or|xor|cas)\b")
@@ -74,26 +79,32 @@ def _sure(record: BuildRecord, launch: Launch) -> int:
 
 def _kernels(text: str) -> Iterator[tuple[str, list[Instruction], dict[str, int]]]:
     name, body, labels = "", list[Instruction](), dict[str, int]()
-    for line in text.splitlines():
-        if match := ENTRY.match(line):
+    for entry, label, predicate, opcode, operands in LINE.findall(in_lines(text)):
+        if opcode:
+            body.append((predicate, opcode, operands.strip()))
+        elif label:
+            labels[label] = len(body)
+        else:
             if name:
                 yield name, body, labels
-            name, body, labels = match[1], [], {}
-        elif match := LABEL.match(line):
-            labels[match[1]] = len(body)
-        elif match := LINE.match(line):
-            body.append((match[1] or "", match[2], match[3].strip()))
+            name, body, labels = entry, [], {}
     if name:
         yield name, body, labels
 
 
 def _waits(body: Sequence[Instruction], labels: dict[str, int]) -> bool:
-    zeros = _zeros(body)
+    loops = []
     for at, (_, opcode, operands) in enumerate(body):
         start = labels.get(operands) if opcode.startswith("bra") else None
-        if start is not None and at < start + LONGEST and _until_read(body, start, at, labels, zeros):
-            return True
-    return False
+        if start is not None and at < start + LONGEST and any(map(_may_read, body[start : at + 1])):
+            loops.append((start, at))
+    zeros = _zeros(body) if loops else frozenset[str]()
+    return any(_until_read(body, start, at, labels, zeros) for start, at in loops)
+
+
+def _may_read(instruction: Instruction) -> bool:
+    """Whether `_only_reads` may say so: most loops have no such instruction."""
+    return bool(STRONG.match(instruction[1]) or ATOMIC.match(instruction[1]))
 
 
 def _until_read(

@@ -141,7 +141,7 @@ FINI_ARRAY = Sec(".fini_array", bytes(8), FINI, WRITE | ALLOC)
         {"rela": relocation(1) * 2},
         {"rela": relocation(1) * 2, "named": (UNLOADS, ENTERS, PRINTS, UNLOADS)},
         {"rela": b"", "named": (ENTERS, PRINTS)},
-        {"named": (replace(UNLOADS, name="other"), ENTERS, PRINTS)},
+        {"named": (UNLOADS._replace(name="other"), ENTERS, PRINTS)},
         {"named": (UNLOADS, ENTERS, PRINTS, UNLOADS)},
     ],
 )
@@ -170,12 +170,12 @@ HERE = Symbol("mine", LOCAL, FUNC, 1, 0)
 @pytest.mark.parametrize(
     ("symbol", "says"),
     [
-        (replace(HERE, type=6), "audit.symbol: symbol mine is thread-local or resolved by code"),
-        (replace(HERE, type=10), "audit.symbol: symbol mine is thread-local or resolved by code"),
-        (replace(HERE, section=0), "audit.undefined: the object wants 'mine', which no launcher needs"),
-        (replace(HERE, section=0, binding=WEAK), "audit.undefined: the object wants 'mine', which no launcher needs"),
-        (replace(HERE, binding=GLOBAL), "audit.symbol: the object exports 'mine'"),
-        (replace(HERE, binding=WEAK), "audit.symbol: the object exports 'mine'"),
+        (HERE._replace(type=6), "audit.symbol: symbol mine is thread-local or resolved by code"),
+        (HERE._replace(type=10), "audit.symbol: symbol mine is thread-local or resolved by code"),
+        (HERE._replace(section=0), "audit.undefined: the object wants 'mine', which no launcher needs"),
+        (HERE._replace(section=0, binding=WEAK), "audit.undefined: the object wants 'mine', which no launcher needs"),
+        (HERE._replace(binding=GLOBAL), "audit.symbol: the object exports 'mine'"),
+        (HERE._replace(binding=WEAK), "audit.symbol: the object exports 'mine'"),
         (ENTERS, "audit.symbol: the object exports no kgen_entry"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_symbol_that_no_launcher_has_is_refused_wherever_it_stands(symbol: Sym
 
 def test_the_entry_is_defined_and_not_wanted() -> None:
     assert refused(made_object(named=(UNLOADS, PRINTS))) == "audit.symbol: the object exports no kgen_entry"
-    wanted = replace(ENTERS, section=0)
+    wanted = ENTERS._replace(section=0)
     assert refused(made_object(named=(UNLOADS, wanted, PRINTS))).startswith("audit.undefined: the object wants")
 
 

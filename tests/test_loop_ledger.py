@@ -1,5 +1,7 @@
 """What a run may spend and has spent: budgets are never exceeded, whatever happens, and the accounts add up."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from support.loops import OP, called, source
 from support.requests import request
 from support.sets import WIN, fill, make_case
 
+from kgen.loop import cpu
 from kgen.loop.cpu import cpu_seconds
 from kgen.loop.estimate import estimate
 from kgen.loop.intake import judge
@@ -237,6 +240,17 @@ def test_cpu_seconds_of_processes_below_count_while_they_run_and_after(script: s
     running = cpu_seconds() - before
     child.communicate("\n")
     assert running > 0.35 and cpu_seconds() - before > 0.35
+
+
+def test_processes_below_are_the_same_whether_told_or_looked_up() -> None:
+    words = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    told, looked_up = (set(find(os.getpid())) for find in (cpu._told, cpu._looked_up))
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    assert {child.pid, grandchild} <= told == looked_up
 
 
 # accounts

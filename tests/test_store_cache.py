@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kgen.records import sha256_bytes
-from kgen.store import Blobs, IntegrityError, Results
+from kgen.store import Blobs, IntegrityError, Results, StoreError
+from kgen.store.cache import LOOSE, objects_in
 
 KEY = {"candidate": "a" * 64, "problem": "op/dims/t1/sm_90a", "contract": 1}
 
@@ -68,3 +69,31 @@ def test_no_flipped_bit_changes_a_result(tmp_path_factory: pytest.TempPathFactor
     data[position % len(data)] ^= 1 << bit
     path.write_bytes(data)
     assert results.get(KEY) is None
+
+
+def test_what_is_written_loosely_replaces_the_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "not" / "yet" / "there"
+    for data in (b"first and longer", b"second", b""):
+        LOOSE.write(path, data)
+        assert path.read_bytes() == data
+    assert [p.name for p in path.parent.iterdir()] == ["there"]
+
+
+def test_a_loose_write_that_is_refused_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    with pytest.raises(StoreError, match=str(taken)):
+        LOOSE.write(taken, b"bytes")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError):
+        LOOSE.write(tmp_path / "file" / "below", b"bytes")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "taken"]
+
+
+@pytest.mark.parametrize("left", [b"", b"obj"])
+def test_what_a_power_cut_leaves_of_a_loose_blob_is_absent(tmp_path: Path, left: bytes) -> None:
+    blobs = objects_in(tmp_path, LOOSE)
+    sha256 = blobs.put(b"object", ".ptx")
+    blobs.where(sha256, ".ptx").write_bytes(left)
+    assert blobs.find(sha256, ".ptx") is None
+    assert blobs.put(b"object", ".ptx") == sha256 and blobs.find(sha256, ".ptx") is not None

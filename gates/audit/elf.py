@@ -3,7 +3,7 @@
 import functools
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAGIC = b"\x7fELF"
 CLASS_64, LITTLE_ENDIAN = 2, 1
@@ -19,8 +19,7 @@ class ElfError(ValueError):
     """Not a well-formed ELF file of the expected kind."""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     index: int
     name: str
     type: int
@@ -31,8 +30,7 @@ class Section:
     info: int
 
 
-@dataclass(frozen=True)
-class Symbol:
+class Symbol(NamedTuple):
     name: str
     binding: int
     type: int
@@ -40,8 +38,7 @@ class Symbol:
     value: int
 
 
-@dataclass(frozen=True)
-class Relocation:
+class Relocation(NamedTuple):
     offset: int
     symbol: int  # index in the symbol table
     addend: int
@@ -62,7 +59,7 @@ class Elf:
         section_entry, number, names = struct.unpack_from("<HHH", data, 58)
         if section_entry != 64 or not 0 < number <= MAX_SECTIONS or sections + 64 * number > len(data):
             raise ElfError("its section table is broken")
-        raw = [struct.unpack_from("<IIQQQQIIQQ", data, sections + 64 * i) for i in range(number)]
+        raw = list(struct.iter_unpack("<IIQQQQIIQQ", data[sections : sections + 64 * number]))
         if names >= number:
             raise ElfError("its section names are missing")
         strings = self._slice(raw[names][4], raw[names][5])
@@ -88,16 +85,18 @@ class Elf:
     def section(self, name: str) -> Section | None:
         return next((s for s in self.sections if s.name == name), None)
 
-    @functools.cache  # noqa: B019  an image lives as long as its audit
     def symbols(self) -> tuple[Symbol, ...]:
         """All symbols of the (only) symbol table, the null symbol included, so that indices fit."""
+        return self._symbols
+
+    @functools.cached_property
+    def _symbols(self) -> tuple[Symbol, ...]:
         tables = [s for s in self.sections if s.type == SHT_SYMTAB]
         if len(tables) != 1 or tables[0].link >= len(self.sections):
             raise ElfError(f"it has {len(tables)} symbol tables, expected one")
         strings, table = self.content(self.sections[tables[0].link]), self.content(tables[0])
         out = []
-        for offset in range(0, len(table) - 23, 24):
-            name, info, _, section, value = struct.unpack_from("<IBBHQ", table, offset)
+        for name, info, _, section, value in struct.iter_unpack("<IBBHQ8x", table[: len(table) // 24 * 24]):
             out.append(Symbol(_string(strings, name), info >> 4, info & 15, section, value))
         return tuple(out)
 
@@ -106,8 +105,7 @@ class Elf:
         for table in self.sections:
             if table.type == SHT_RELA and table.info == section.index:
                 data = self.content(table)
-                for offset in range(0, len(data) - 23, 24):
-                    where, info, addend = struct.unpack_from("<QQq", data, offset)
+                for where, info, addend in struct.iter_unpack("<QQq", data[: len(data) // 24 * 24]):
                     yield Relocation(where, info >> 32, addend)
 
 

@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 
 from kgen.gates.audit.ptx import in_lines
 
-ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+([\w$]+)")
-LABEL = re.compile(r"^\s*([\w$]+):\s*(?:$|//)")
 # What a line is, for a text whose lines end in line feeds alone: a kernel's entry, a label, or opcode and operands.
 LINE = re.compile(
     r"^[^\S\n]*(?:(?:\.visible[^\S\n]+)?\.entry[^\S\n]+([\w$]+)|([\w$]+):[^\S\n]*(?:$|//)"

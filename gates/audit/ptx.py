@@ -1,5 +1,6 @@
 """Facts counted in PTX text. The PTX comes from the untrusted build: a hint for people and cost models, no proof."""
 
+import functools
 import re
 from collections import Counter
 
@@ -33,9 +34,16 @@ WORD = re.compile(r"^[^\S\n]*(?:@!?%\w+[^\S\n]+)?([a-z][\w.:]*(?=[^\S\n]|;)\S*).
 def facts(text: str) -> dict[str, int]:
     """Counts by name over all kernels; `instructions` counts every instruction line; zero counts are left out."""
     words = Counter(WORD.findall(in_lines(text)))
-    told = {word: n for word, n in words.items() if HEADS.match(word)}
-    counts = {name: sum(n for word, n in told.items() if pattern.match(word)) for name, pattern in PATTERNS.items()}
-    return {"instructions": words.total(), **{name: n for name, n in counts.items() if n}}
+    counts = Counter[str]()
+    for word, n in words.items():
+        if HEADS.match(word):
+            counts.update(dict.fromkeys(_counts_as(word), n))
+    return {"instructions": words.total(), **{name: counts[name] for name in PATTERNS if counts[name]}}
+
+
+@functools.lru_cache(maxsize=4096)  # kernels use some fifty
+def _counts_as(word: str) -> tuple[str, ...]:
+    return tuple(name for name, pattern in PATTERNS.items() if pattern.match(word))
 
 
 def in_lines(text: str) -> str:

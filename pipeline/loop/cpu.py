@@ -1,11 +1,14 @@
 """CPU seconds of this process and everything below it, ended or still running.
 
 The clock of the process (with children that have ended and were waited for), and for every process below it that runs
-the four times of /proc/PID/stat: its own, and of its ended children. Without /proc only the former. What runs on other
-machines, and what a process left behind that was orphaned, is not in it.
+the four times of /proc/PID/stat: its own, and of its ended children. Which are below it is asked of those above, one by
+one: where one ends just then, the list may lack another for this once. Only where the kernel does not say (without
+CONFIG_PROC_CHILDREN) all its processes are looked through. Without /proc only the clock. What runs on other machines,
+and what a process left behind that was orphaned, is not in it.
 """
 
 import os
+from collections.abc import Iterator
 
 PROC = "/proc"
 
@@ -17,37 +20,58 @@ def cpu_seconds() -> float:
 
 
 def _below(root: int) -> list[float]:
-    times: dict[int, float] = {}
-    children: dict[int, list[int]] = {}
     tick = os.sysconf("SC_CLK_TCK")
-    for name in _names():
-        try:
-            fields = _read(f"{PROC}/{name}/stat").rpartition(b") ")[2].split()
-            pid, parent = int(name), int(fields[1])
-            times[pid] = sum(int(f) for f in fields[11:15]) / tick  # utime, stime, cutime, cstime
-        except (OSError, ValueError, IndexError):
-            continue  # it has ended meanwhile
-        children.setdefault(parent, []).append(pid)
-    found, waiting = [], list(children.get(root, ()))
+    pids = _told(root) if os.path.exists(f"{PROC}/{root}/task/{root}/children") else _looked_up(root)  # noqa: PTH110
+    return [sum(times) / tick for pid in pids if (times := _times(pid))]
+
+
+def _told(root: int) -> Iterator[int]:
+    """The processes below `root`, by the lists that each of their threads has of its children."""
+    waiting = [root]
     while waiting:
-        pid = waiting.pop()
-        found.append(times[pid])
-        waiting += children.get(pid, ())
-    return found
+        folder = f"{PROC}/{waiting.pop()}/task"
+        for thread in _numbers(folder):
+            for word in _read(f"{folder}/{thread}/children").split():
+                waiting.append(int(word))
+                yield int(word)
 
 
-def _names() -> list[str]:
-    """Of all processes. Plain names: every stage of a run asks twice, and a Path for each took half the time."""
+def _looked_up(root: int) -> Iterator[int]:
+    """The same from the parents of all processes."""
+    children: dict[int, list[int]] = {}
+    for name in _numbers(PROC):
+        if fields := _fields(int(name)):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    waiting = [root]
+    while waiting:
+        found = children.get(waiting.pop(), ())
+        waiting += found
+        yield from found
+
+
+def _times(pid: int) -> list[int]:
+    """utime, stime, cutime, cstime in ticks; empty for one that has ended meanwhile."""
+    return [int(f) for f in _fields(pid)[11:15]]
+
+
+def _fields(pid: int) -> list[bytes]:
+    """What /proc/PID/stat says behind the name, the parent second; empty for one that has ended meanwhile."""
+    return _read(f"{PROC}/{pid}/stat").rpartition(b") ")[2].split()
+
+
+def _numbers(folder: str) -> list[str]:
+    """Names that are numbers. Plain ones: every stage of a run asks, and a Path for each took half the time."""
     try:
-        with os.scandir(PROC) as entries:
+        with os.scandir(folder) as entries:
             return [entry.name for entry in entries if entry.name.isdecimal()]
     except OSError:
         return []
 
 
 def _read(path: str) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Nothing of what has gone."""
     try:
-        return os.read(handle, 4096)  # one line of some fifty numbers
-    finally:
-        os.close(handle)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  a Path would take as long as the reading
+            return file.read()
+    except OSError:
+        return b""

@@ -32,12 +32,13 @@ Graph = CompiledStateGraph[State, None, State, State]
 def build(steps: Steps, saver: SqliteSaver) -> Graph:
     """The loop. A candidate that a gate stops is not alive; a round without a living one is judged at once."""
     graph = StateGraph(State)
-    graph.add_node("plan", steps.plan)
-    graph.add_node("propose", steps.propose)
-    graph.add_node("compile", steps.compile)
+    # partial: LangGraph would look through the instructions of a plain method for graphs that it may run
+    graph.add_node("plan", partial(steps.plan))
+    graph.add_node("propose", partial(steps.propose))
+    graph.add_node("compile", partial(steps.compile))
     for gate in GATES[1:]:
         graph.add_node(gate, partial(steps.gate, gate))
-    graph.add_node("judge", steps.judge)
+    graph.add_node("judge", partial(steps.judge))
 
     graph.add_conditional_edges(START, lambda s: not s["over"], {True: "plan", False: END})
     graph.add_conditional_edges("plan", lambda s: not s["over"], {True: "propose", False: END})
