@@ -23,6 +23,7 @@ from kgen.ops.oproj_partial import OprojPartial
 from kgen.ops.pack import PACK
 from kgen.ops.ranked_allreduce_residual import RankedAllreduceResidual
 from kgen.ops.ranked_lm_head_argmax import RankedLmHeadArgmax
+from kgen.ops.ranked_mla_dcp_merge import RankedMlaDcpMerge
 from kgen.ops.ranked_oproj_allreduce_residual import RankedOprojAllreduceResidual
 
 # In the order of a decode step.
@@ -49,6 +50,7 @@ OPS = (
 
 # What several ranks compute together, in the same order. A new one needs its import above and its line here.
 SEVERAL: tuple[type[RankedOp], ...] = (
+    RankedMlaDcpMerge,
     RankedOprojAllreduceResidual,
     RankedAllreduceResidual,
     RankedLmHeadArgmax,

@@ -63,9 +63,10 @@ def _mailboxes() -> tuple[str, ...]:
 
 def _rules(op: RankedOp) -> tuple[str, ...]:
     same = " and ".join(f"`{name}`" for name in op.same)
+    equal = f"{same} must be bit for bit the same on all ranks, and" if same else "Outputs must be bit for bit the same"
     return (
-        f"{same} must be bit for bit the same on all ranks, and in two runs on the same inputs. Sum in float32 in rank"
-        " order 0, 1, ... on every rank, your own part at its own place, and round once.",
+        f"{equal} in two runs on the same inputs. Sum in float32 in rank order 0, 1, ... on every rank, your own part"
+        " at its own place, and round once.",
         "Without GPUs all ranks run side by side in the interpreter, several calls apart, in drawn orders. It knows one"
         " kernel a call, the same grid on all ranks; no clusters, mbarriers, bulk copies, wgmma, dependent launches"
         " (`use_pdl`) or multicast: those end as a skip, which is no pass.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from support.ranked_faults import CANDIDATES, FENCE, Mistake
+from support.ranked_faults import CANDIDATES, FENCE, PUT, Mistake
 
 HEAD = (CANDIDATES / "lm_head_one_shot.py").read_text()
 PUT_PAIR = '"st.relaxed.sys.global.v2.b32'
@@ -51,4 +51,78 @@ MISTAKES_HEAD: Mapping[str, Mistake] = {
     "loads that reach one device": _head(GET_PAIR, GET_PAIR.replace("sys", "gpu"), "race"),
     "a call that is not counted": _head(COUNTED, "", "deadlock", "overwritten", "unread", "unordered"),
     "CTAs that are counted with no order": _head('sem="acq_rel"', 'sem="relaxed"', "race"),
+}
+
+MERGE = (CANDIDATES / "dcp_merge_one_shot.py").read_text()
+ARM_ROW = "self.rows.put(here, empty)"
+ARM_LSE = "self.lses.put_word(here, Int32(SENTINEL))"
+ALL_READ = """        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+"""
+TO_OWNERS = "            if peer != rank:\n"
+LSE_HERE = "self.lses.slot(lses, parity, Int32(source), place)"
+PUT_WORD = '"st.relaxed.sys.global.b32'
+GET_WORD = '"ld.relaxed.sys.global.b32'
+
+
+def _merge(old: str, new: str, *found: str, family: str = "normal", ranks: int = 2) -> Mistake:
+    return Mistake(((old, new),), found, family, ranks, MERGE)
+
+
+MISTAKES_MERGE: Mapping[str, Mistake] = {
+    "missing fence": _merge(FENCE, "", "unordered"),
+    "fence of one device": _merge(FENCE, FENCE.replace("sys", "gpu"), "unordered"),
+    "early arming: the parity of the next call": _merge(
+        ARM_ROW,
+        ARM_ROW.replace("here", "self.rows.slot(rows, 1 - parity, Int32(source), place * self.eights + piece)"),
+        "unread",
+        "overwritten",
+        "unordered",
+    ),
+    "rows that are not armed again": _merge(ARM_ROW, "pass", "overwritten"),
+    "lses that are not armed again": _merge(ARM_LSE, "pass", "overwritten"),
+    "lses armed before all threads have read them": _merge(
+        ALL_READ, ALL_READ.split("\n")[0] + "\n", "deadlock", "race"
+    ),
+    "one parity for all calls": _merge(
+        "call & (PARITIES - 1)", "Int32(0)", "overwritten", "unread", "unordered", "deadlock"
+    ),
+    "reads the other parity's lses": _merge(LSE_HERE, LSE_HERE.replace("parity", "1 - parity"), "deadlock"),
+    "looks once": _merge("waiting = lost != 0", "waiting = Boolean(False)", "not finite"),
+    "lses that nobody sends": _merge("self.lses.put_word(to, self.lse_bits(", "Int32(self.lse_bits(", "deadlock"),
+    "takes the lse before the rows are there": _merge(
+        "if came[w, source] == SENTINEL:", "if came[w, source] == 1:", "not-arrived", "relL2"
+    ),
+    "an owner that nobody sends to": _merge(
+        TO_OWNERS, TO_OWNERS.replace("rank:", "rank and peer < self.ranks - 1:"), "deadlock"
+    ),
+    "a rank left out of the mean": _merge(
+        "range_constexpr(1, self.ranks):\n            weight",
+        "range_constexpr(1, self.ranks - 1):\n            weight",
+        "relL2",
+    ),
+    "an lse of another rank's place": _merge(
+        "weight = cute.math.exp2(lse[source] - top",
+        "weight = cute.math.exp2(lse[self.ranks - 1 - source] - top",
+        "relL2",
+        family="spread",
+    ),
+    "rows of another owner's head": _merge(
+        "self.row(lat, words, token, peer * self.heads + head", "self.row(lat, words, token, head", "relL2"
+    ),
+    "weights without the maximum": _merge(
+        "top = cutlass.max(top, lse[source])", "top = Float32(0.0)", "not finite", family="spread"
+    ),
+    "the sentinel sent as rows": _merge(
+        "words[w] = self.rows.plus_zero(words[w])", "pass", "sentinel-sent", family="sentinel"
+    ),
+    "the sentinel sent as an lse": _merge(
+        "        if bits == SENTINEL:\n            bits = Int32(0)\n", "", "sentinel-sent", family="sentinel"
+    ),
+    "rows by stores that reach one device": _merge(PUT, PUT.replace("sys", "gpu"), "race"),
+    "lses by weak stores": _merge(PUT_WORD, PUT_WORD.replace(".relaxed.sys", ""), "race"),
+    "loads that reach one device": _merge(GET_WORD, GET_WORD.replace("sys", "gpu"), "race"),
+    "a call that is not counted": _merge(
+        "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
+    ),
 }
