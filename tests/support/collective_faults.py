@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from support.ranked_faults import CANDIDATES, FENCE, PUT, Mistake
+from support.ranked_faults import CANDIDATES, FENCE, GET, PUT, REST, Mistake
 
 HEAD = (CANDIDATES / "lm_head_one_shot.py").read_text()
 PUT_PAIR = '"st.relaxed.sys.global.v2.b32'
@@ -126,3 +126,65 @@ MISTAKES_MERGE: Mapping[str, Mistake] = {
         "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
     ),
 }
+
+TAIL = (CANDIDATES / "moe_tail_one_shot.py").read_text()
+ARM_PIECE = "self.put(self.slot(base, parity, Int32(source), piece), empty)"
+LOOK_PIECE = "self.get(self.slot(base, parity, Int32(source), piece), came[None, source])"
+SENDS_PIECE = """        for peer in cutlass.range_constexpr(self.ranks):
+            if peer != rank:
+"""
+SENDS_SHARE = """                for peer in cutlass.range_constexpr(self.ranks):
+                    if peer != rank:
+"""
+NORMED = 'Int32(1), sem="release", scope="gpu")'
+HEARD_NORM = 'waiting = cute.arch.load(at, Int32, sem="acquire", scope="gpu") != target'
+
+
+def _tail(old: str, new: str, *found: str, family: str = "normal", ranks: int = 2) -> Mistake:
+    return Mistake(((old, new),), found, family, ranks, TAIL)
+
+
+MISTAKES_TAIL: Mapping[str, Mistake] = {
+    "missing fence": _tail(FENCE, "", "unordered"),
+    "fence of one device": _tail(FENCE, FENCE.replace("sys", "gpu"), "unordered"),
+    "early arming: the parity of the next call": _tail(
+        ARM_PIECE, ARM_PIECE.replace("parity", "1 - parity"), "unread", "overwritten", "unordered"
+    ),
+    "no arming": _tail(ARM_PIECE, "pass", "overwritten"),
+    "one parity for all calls": _tail(
+        "call & (PARITIES - 1)", "Int32(0)", "overwritten", "unread", "unordered", "deadlock"
+    ),
+    "reads the other parity": _tail(LOOK_PIECE, LOOK_PIECE.replace("parity", "1 - parity"), "deadlock"),
+    "looks once": _tail("waiting = missed != 0", "waiting = Boolean(False)", "relL2", "differs from rank 0"),
+    "a peer that no latents go to": _tail(
+        SENDS_PIECE, SENDS_PIECE.replace("rank:", "rank and peer < self.ranks - 1:"), "deadlock"
+    ),
+    "an owner that no shared partials go to": _tail(
+        SENDS_SHARE, SENDS_SHARE.replace("rank:", "rank and peer < self.ranks - 1:"), "deadlock"
+    ),
+    "shared partials of this rank's columns": _tail(
+        "self.of(shared, token, peer, c8)", "self.of(shared, token, rank, c8)", "relL2"
+    ),
+    "columns gathered into another rank's place": _tail(
+        "self.of(delta, token, source, c8)", "self.of(delta, token, rank, c8)", "differs from rank 0", "relL2"
+    ),
+    "a rank left out of the sums": _tail(REST, "range_constexpr(1, self.ranks - 1)", "relL2", "differs from rank 0"),
+    "another order of the sums": Mistake(
+        (("words[None, 0]", "words[None, self.ranks - 1]"), (REST, "range_constexpr(self.ranks - 1)")),
+        ("in rank order",),
+        "zero_latents",
+        4,
+        TAIL,
+    ),
+    "rows that are taken before they are normed": _tail(HEARD_NORM, "waiting = Boolean(False)", "race"),
+    "rows that are said to be normed with no order": _tail(NORMED, NORMED.replace("release", "relaxed"), "race"),
+    "a wait for the rows that orders nothing": _tail(HEARD_NORM, HEARD_NORM.replace("acquire", "relaxed"), "race"),
+    "the sentinel sent as data": _tail(
+        "words[w] = low | high", "words[w] = words[w]", "sentinel-sent", family="sentinel"
+    ),
+    "stores that reach one device": _tail(PUT, PUT.replace("sys", "gpu"), "race"),
+    "weak stores": _tail(PUT, PUT.replace(".relaxed.sys", ""), "race"),
+    "loads that reach one device": _tail(GET, GET.replace("sys", "gpu"), "race"),
+    "a call that is not counted": _tail(
+        "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
+    ),
