@@ -188,3 +188,4 @@ MISTAKES_TAIL: Mapping[str, Mistake] = {
     "a call that is not counted": _tail(
         "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
     ),
+}
