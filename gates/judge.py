@@ -6,7 +6,7 @@ Not covered here: anything that needs no answer (guards, repeat runs: the runner
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,9 +52,8 @@ class Row:
         return max(got / allowed if allowed > 0 else (0.0 if got == 0 else float("inf")) for got, allowed in parts)
 
     def as_json(self) -> dict[str, Any]:
-        body = asdict(self)
-        errors = body.pop("errors") or {}
-        return {**{k: v for k, v in body.items() if v != ""}, **errors, "strain": self.strain}
+        body = {k: v for k, v in vars(self).items() if v != "" and k != "errors"}
+        return {**body, **(vars(self.errors) if self.errors else {}), "strain": self.strain}
 
 
 def expected(op: Op, problem: Problem, values: Values) -> Expected:

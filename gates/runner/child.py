@@ -1,6 +1,7 @@
 """How a process of our own is started for a GPU, and ended: an isolated interpreter without the caller's secrets."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -24,8 +25,15 @@ def child_environment() -> dict[str, str]:
 
 def command(module: str, *arguments: str) -> list[str]:
     """Runs `main(arguments)` of a module; the child imports from where its caller does: a kit's own kgen."""
-    paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).exists()]
-    return [sys.executable, "-I", "-W", "ignore", "-c", BOOT.format(module=module), json.dumps(paths), *arguments]
+    given = tuple(filter(None, sys.path))
+    paths = _resolved(given, "" if all(map(os.path.isabs, given)) else str(Path.cwd()))
+    return [sys.executable, "-I", "-W", "ignore", "-c", BOOT.format(module=module), paths, *arguments]
+
+
+@functools.lru_cache(maxsize=8)  # jobs come by the hundred, and a path is looked up part by part
+def _resolved(paths: tuple[str, ...], _: str) -> str:
+    """Those that are there, as JSON. Relative ones are below the working folder, which is then named too."""
+    return json.dumps([str(Path(p).resolve()) for p in paths if Path(p).exists()])
 
 
 class Process(Protocol):

@@ -58,11 +58,12 @@ class Outcome:
 
     def tensor(self, ref: Mapping[str, Any]) -> torch.Tensor:
         """The CPU tensor behind a reference that a record holds."""
+        data = bytearray(int(ref["nbytes"]))
         with (self.folder / "tensors.bin").open("rb") as file:
             file.seek(int(ref["offset"]))
-            data = bytearray(file.read(int(ref["nbytes"])))
-        if len(data) != int(ref["nbytes"]):
-            raise ValueError(f"the runner left {len(data)} of {ref['nbytes']} bytes of a tensor")
+            held = file.readinto(data)
+        if held != len(data):
+            raise ValueError(f"the runner left {held} of {ref['nbytes']} bytes of a tensor")
         shape = tuple(int(n) for n in ref["shape"])
         dtype = getattr(torch, str(ref["dtype"]))
         return (

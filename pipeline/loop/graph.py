@@ -97,6 +97,7 @@ def _saver(path: Path) -> Iterator[SqliteSaver]:
     if not sound:
         _remove(path)
     with SqliteSaver.from_conn_string(str(path)) as saver:
+        saver.conn.execute("pragma synchronous = normal")  # no step waits for the disk: the run folder has all of it
         yield saver
 
 
