@@ -10,7 +10,8 @@ from kgen.gates.parsing import parse
 
 ENTRIES = ("kgen.gates.kit_host", "kgen.gates.runner.__main__")
 NAMED = re.compile(r"(kgen(?:\.\w+)+)(?::\w+)?")  # modules named in strings, such as the runner's job kinds
-LEFT_OUT = ("kgen.gates.ptx", "kgen.gates.runner.interpreted")  # the interpreter: a kit has a GPU, and no NumPy
+# the interpreter: a kit has a GPU, and no NumPy
+LEFT_OUT = ("kgen.gates.ptx", "kgen.gates.runner.interpreted", "kgen.gates.ranks.interpreted")
 DATA_SUFFIXES = (".c", ".safetensors")  # package data that is needed at run time, where it is there
 
 

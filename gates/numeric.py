@@ -8,10 +8,11 @@ runs in the interpreter instead, on the CPU and under several warp schedules: a 
 and never a promotion.
 
 Codes: numeric.pass, .ptx_pass; numeric.error, .exact, .hard_rule, .guard, .inputs_written, .unwritten,
-.nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer, and of the interpreter .memory, .race, .barrier
-(fail); numeric.runner, .budget, .contract (error; budget: the interpreter gave up; contract: the op's own reference is
-unfit to judge); numeric.no_gpu, .other_gpu, .unsupported (skip; unsupported names the instruction that the interpreter
-does not know). Not covered: speed, and what the values mean to a model.
+.nondeterministic, .graph, .padding, .crash, .timeout, .sanitizer, of the interpreter .memory, .race, .barrier, and of
+several ranks in it .mailbox, .wait (fail); numeric.runner, .budget, .contract (error; budget: the interpreter gave up;
+contract: the op's own reference is unfit to judge); numeric.no_gpu, .other_gpu, .few_gpus, .kit, .unsupported (skip;
+unsupported names the instruction that the interpreter does not know). Not covered: speed, and what the values mean to a
+model.
 """
 
 import math
@@ -54,6 +55,8 @@ ORDER = (  # which code names the result when several checks failed: the most ba
     "memory",
     "barrier",
     "race",
+    "mailbox",
+    "wait",
     "guard",
     "inputs_written",
     "unwritten",
@@ -167,7 +170,7 @@ def _run_specs(
         "sanitizer": sanitized,
         "runner_seconds": round(runner_seconds, 2),
     }
-    return _result(failures, ended, error, evidence, len(chosen), time.monotonic() - started)
+    return verdict(failures, ended, error, evidence, len(chosen), time.monotonic() - started)
 
 
 def _last_words(outcome: Outcome) -> str:
@@ -175,7 +178,7 @@ def _last_words(outcome: Outcome) -> str:
     return f" ({tail[0][:200]})" if tail else ""
 
 
-def _result(
+def verdict(
     failures: Sequence[Failure],
     ended: Sequence[str],
     error: str,

@@ -77,7 +77,7 @@ def test_every_code_is_documented() -> None:
     from kgen.gates.numeric import ORDER
     from kgen.loop.work import OUT_OF_BUDGET, OUT_OF_TIME
 
-    whys = ("no_gpu", "other_gpu", "no_points", OUT_OF_TIME, OUT_OF_BUDGET)
+    whys = ("no_gpu", "other_gpu", "few_gpus", "kit", "no_points", OUT_OF_TIME, OUT_OF_BUDGET)
     skips = {f"{gate}.{why}" for gate in ("numeric", "fullmodel", "perf") for why in whys} | {f"compile.{OUT_OF_TIME}"}
     known = {*codes(), *skips, *(f"numeric.{word}" for word in ORDER)} - NOT_CODES
     said = set(CODE.findall((ROOT / "docs" / "gates.md").read_text())) - NOT_CODES

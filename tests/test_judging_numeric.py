@@ -206,13 +206,13 @@ FAILED = [Failure("error", "too far off"), Failure("guard", "wrote outside"), Fa
 def test_the_most_basic_failure_names_the_result(
     failures: list[Failure], ended: list[str], error: str, want: tuple[Status, str, str]
 ) -> None:
-    got = numeric._result(failures, ended, error, EVIDENCE, 3, 1.5)
+    got = numeric.verdict(failures, ended, error, EVIDENCE, 3, 1.5)
     assert (got.status, got.code, got.message) == want
     assert (got.gate, got.evidence, got.seconds) == ("unit-numeric", EVIDENCE, 1.5)
 
 
 def test_a_pass_of_the_interpreter_says_so() -> None:
-    got = numeric._result([], [], "", {"device": "ptx"}, 1, 0.0)
+    got = numeric.verdict([], [], "", {"device": "ptx"}, 1, 0.0)
     assert (got.code, got.passed) == ("numeric.ptx_pass", True)
     assert got.message == "1 points, all families within the rule in the PTX interpreter, no finding"
 

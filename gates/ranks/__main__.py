@@ -65,6 +65,7 @@ def main(argv: Sequence[str], root: str = "", info: Any = None) -> int:
     archs = sorted({c.record.problem.arch for c in carried})
     if why := lacking(ranks_of(carried[0].record.problem), archs):
         return complain(why, MISSING)
+    carried = [c for c in carried if c.record.problem.arch == device_arch()]
     asked = Request(
         transport=args.transport,
         seed=args.seed if args.seed >= 0 else secrets.randbelow(1 << 31),

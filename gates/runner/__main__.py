@@ -20,6 +20,7 @@ KINDS: Mapping[str, str] = {  # job kind -> module:function(job, out) -> result
     "decode": "kgen.gates.runner.decode_job:run",
     "rank": "kgen.gates.runner.rank:run",
     "counted": "kgen.gates.runner.counted:run",
+    "ranked": "kgen.gates.ranks.interpreted:run",
 }
 PR_SET_PDEATHSIG = 1
 

@@ -29,7 +29,8 @@ from kgen.gates.runner.__main__ import main as run
 
 LARGEST = 1 << 17  # bytes of a request
 NUMBER = struct.Struct("i")  # a process number, a negative errno where there is no process, a wait status
-INTERPRETED = ("kgen.gates.ptx", "kgen.gates.runner.interpreted")  # need NumPy, which a kit does not carry
+# need NumPy, which a kit does not carry
+INTERPRETED = ("kgen.gates.ptx", "kgen.gates.runner.interpreted", "kgen.gates.ranks.interpreted")
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Fork:
 
 def prepare() -> int:
     """Import everything; the number of threads afterwards."""
-    for target in KINDS.values():
-        importlib.import_module(target.partition(":")[0])
+    for name in {target.partition(":")[0] for target in KINDS.values()} - set(INTERPRETED):
+        importlib.import_module(name)
     if importlib.util.find_spec("numpy") is not None:
         for name in INTERPRETED:
             importlib.import_module(name)

@@ -143,7 +143,7 @@ def _run(
     device: str,
     trace: "Recorded | None",
 ) -> "GateResult":
-    from kgen.gates import numeric
+    from kgen.gates import kinds
     from kgen.gates.builder.pool import Builder
     from kgen.gates.compile import CompileGate
     from kgen.gates.contract import DEFECTS
@@ -157,7 +157,7 @@ def _run(
         if name == "compile" or not report.result.passed:
             return report.result
         if device == PTX:
-            return numeric.interpret(op, report.artefacts, cache=linked_in(cache))
+            return kinds.of(op).interpret(op, report.artefacts, cache=linked_in(cache))
         mutants: list[CompileReport] = []
         if name == "full-model-eval":
             problems = matrix.mutants(op, settings)

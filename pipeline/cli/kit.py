@@ -68,6 +68,9 @@ def kit(
     target, place, trace = Path(out).expanduser().absolute(), cache_at(cache), trace_at(routing_trace)
     if not target.parent.is_dir():
         raise boundary.Usage(f"there is no folder {target.parent}")
+    if any(_of_ranks(each) for each in found):
+        _ranks_kit(found, chosen[0], target, place, pythons, flavours, json)
+        return
     carried = [_carried(each, names, set_path(kernels).path, place) for each, names in zip(found, chosen, strict=True)]
     made = build(carried, target, place, trace=trace, pythons=pythons, flavours=flavours)
     if json:
@@ -123,6 +126,44 @@ def _carried(run: "Run", names: Sequence[str], kernels: Path, place: Path) -> "C
     if not any(c.artefacts for c in carried):
         raise boundary.Stopped(f"run {run.id} has no staged candidate to carry; see kgen runs show {run.id}")
     return Contents(find_op(run.info.op), run.id, run.key(), tuple(carried))
+
+
+def _of_ranks(run: "Run") -> bool:
+    from kgen.gates import kinds
+
+    return not kinds.of(find_op(run.info.op)).here
+
+
+def _ranks_kit(
+    found: "Sequence[Run]",
+    names: Sequence[str],
+    target: Path,
+    place: Path,
+    pythons: Sequence[str],
+    flavours: Sequence[str],
+    json: bool,
+) -> None:
+    """The kit of an op of several ranks: one candidate, and a runner that starts a process a rank."""
+    from kgen.gates.ranks.job import Carried
+    from kgen.gates.ranks.pack import pack
+    from kgen.store.cache import objects_in
+
+    if len(found) > 1:
+        raise boundary.Usage("a kit of several ranks carries one run")
+    (run,), blobs = found, objects_in(place)
+    chosen = [find_candidate(run, name) for name in names] or _staged(run)[:1]
+    if len(chosen) != 1:
+        said = "carries one candidate" if chosen else "finds no staged candidate; see kgen runs show " + run.id
+        raise boundary.Stopped(f"a kit of several ranks {said}")
+    pieces = [_piece(build, blobs, run) for build in chosen[0].builds() if not build.defect]
+    built = [(Carried(piece.record), piece.object.read_bytes()) for piece in pieces]
+    made = pack(built, target, place, pythons=pythons, flavours=flavours)
+    if json:
+        output.emit({"schema": "kgen.ranks-file/1", **{k: str(v) if k == "path" else v for k, v in vars(made).items()}})
+        return
+    size, axes = made.bytes / 2**20, pieces[0].record.problem.axes
+    output.data(f"{made.path}: {chosen[0].short_id} at {made.problems} points, {axes['ranks']} ranks, {size:.1f} MiB")
+    output.data(f"on a host with {axes['ranks']} GPUs:  python {shlex.quote(made.path.name)}        writes ranks.json")
 
 
 def _staged(run: "Run") -> "list[CandidateFolder]":

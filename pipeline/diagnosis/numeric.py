@@ -11,6 +11,8 @@ FIXES = {
     "memory": "clamp or guard the index; set what is read before it is written",
     "race": "a barrier between the write and the read: sync_threads, cp.async wait, mbarrier, or griddepcontrol.wait",
     "barrier": "every thread of the block must reach the same barrier: none inside a divergent if",
+    "mailbox": "keep the rules of a mailbox: armed, sent once, read, armed again by its owner, in this order",
+    "wait": "nobody sends what is waited for: compare slot, parity and peer of the sender's store with this load's",
     "guard": "a store outside the tensor: guard the tail",
     "inputs_written": "write outputs, states and workspaces only",
     "unwritten": "every element of the output must be stored, for every token count",
@@ -22,8 +24,15 @@ FIXES = {
     "timeout": "a wait that is never satisfied, or a loop without end",
     "sanitizer": "see the tool's words",
 }
+RULES = {  # of mailboxes, as the interpreter of several ranks names them
+    "overwritten": "the owner must arm every word that it has read, of all sources; call n uses parity n % parities",
+    "unordered": "a fence of system scope (cute.arch.fence_acq_rel_sys()) after arming, before the next call's sends",
+    "unread": "arm the parity of this call, once its data are read; not that of another call",
+    "not-arrived": "look again until the word is no sentinel: a loop, not one look",
+    "sentinel-sent": "turn -0 into +0 before sending, so that no pair of bf16 is 0x80000000",
+}
 SEEN = re.compile(r"^numeric\.(\w+): (.*)$", re.DOTALL)
-INTERPRETED = re.compile(r"line \d+: `.*thread \(")
+INTERPRETED = re.compile(r"line \d+: `.*thread \(|thread \([^`]*line \d+")  # of one rank, of several
 MAX_FAILURES = 12
 
 
@@ -77,5 +86,6 @@ def _failures(result: GateResult) -> list[Finding]:
         kind = INTERPRETER if INTERPRETED.search(texts[0]) else NUMERIC
         priority = 0 if kind == INTERPRETER else 2
         text = " ".join(texts[0].split())[:500] + again
-        found.append(Finding(kind, priority, f"numeric.{code}", text, FIXES.get(code, "")))
+        rule = next((fix for name, fix in RULES.items() if code == "mailbox" and f": {name}: " in texts[0]), "")
+        found.append(Finding(kind, priority, f"numeric.{code}", text, rule or FIXES.get(code, "")))
     return found

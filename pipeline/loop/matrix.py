@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import product
 
 from kgen.contract.op import Op
+from kgen.gates import kinds
 from kgen.gates.contract import few_bins
 from kgen.loop.settings import Settings, refusal
 from kgen.proposers.studies import NSGA
@@ -52,7 +53,10 @@ def interpreted(op: Op, settings: Settings) -> tuple[Problem, ...]:
 
 def mutants(op: Op, settings: Settings) -> tuple[Problem, ...]:
     """The model gate decodes mutants briefly, at a narrow, a middle and a wide bin: of the first dims, and of the small
-    ones, where a fault of one tile weighs more beside the other roundings. On every arch."""
+    ones, where a fault of one tile weighs more beside the other roundings. On every arch. None of an op that it cannot
+    decode: one of several ranks."""
+    if not kinds.of(op).here:
+        return ()
     few = few_bins(p.tokens for p in _first(op, settings))
     dims = dict.fromkeys((*settings.dims[:1], *(d for d in settings.dims if d == op.pack.small)))
     return _points(op, settings, settings.archs, dims, few)

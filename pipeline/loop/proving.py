@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kgen.gates import numeric
+from kgen.gates import kinds, numeric
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.gates.gpu.lease import JUDGING_SECONDS, leased
 from kgen.gates.gpu.quarantine import NoDevice
@@ -42,7 +42,7 @@ UNIT_SECONDS = 480.0
 
 
 def next_command(work: Work) -> str:
-    return f"kgen kit {work.run.id} -o kit.pyz, run it on a GPU host, then kgen ingest evidence.json"
+    return kinds.of(work.op).elsewhere.format(run=work.run.id)
 
 
 def prove(work: Work, folder: CandidateFolder, gate: str, runners: Mapping[str, Runner] = RUN) -> GateResult:

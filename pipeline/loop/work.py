@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kgen.contract.op import Op
+from kgen.gates import kinds
 from kgen.gates.compile import BuildGate
 from kgen.loop.events import Event, Observer, silent
 from kgen.loop.settings import Settings
@@ -42,7 +43,9 @@ class Work:
 
     @functools.cached_property
     def arch(self) -> str:
-        """The GPU that the executor has, "" without one: a claimed one where it can choose."""
+        """The GPU that the executor has, "" without one for this op: a claimed one where it can choose."""
+        if not kinds.of(self.op).here:
+            return ""
         found = self.executor.archs()
         return next((arch for arch in self.settings.archs if arch in found), found[0] if found else "")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.contract.op import Op
-from kgen.gates import numeric
+from kgen.gates import kinds
 from kgen.gates.artefacts import Artefact
 from kgen.gates.builder.pool import Builder
 from kgen.gates.compile import CompileGate
@@ -45,7 +45,7 @@ class LocalExecutor:
 
     def interpret(self, op: Op, artefacts: Sequence[Artefact], cache: Path, deadline: float) -> GateResult:
         with self._slots:
-            return numeric.interpret(op, artefacts, cache=linked_in(cache), deadline=deadline)
+            return kinds.of(op).interpret(op, artefacts, cache=linked_in(cache), deadline=deadline)
 
     def unit(self, op: Op, unit: Unit, cache: Path, run: str, arch: str, seconds: float) -> tuple[Evidence, Any]:
         raise PoolError("the gates of a GPU run in this very process here")

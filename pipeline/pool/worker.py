@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.contract.op import Op
-from kgen.gates import numeric
+from kgen.gates import kinds
 from kgen.gates.audit.recorder import RecorderError
 from kgen.gates.builder.outcome import BuilderError
 from kgen.gates.builder.pool import Builder
@@ -125,7 +125,7 @@ class Worker:
             Received(r, self._put(r.object_sha256, OBJECT_SUFFIX, blobs), self._put(sha256, ".ptx", blobs))
             for sha256, r in builds
         ]
-        result = numeric.interpret(op, artefacts, cache=linked_in(self.cache), deadline=body["deadline"])
+        result = kinds.of(op).interpret(op, artefacts, cache=linked_in(self.cache), deadline=body["deadline"])
         return again(result.message) if result.code == "numeric.runner" else (canonical_json(to_json(result)), {})
 
     def _unit(self, op: Op, under: Mapping[str, Any], body: Mapping[str, Any], blobs: Blobs) -> Answer:
