@@ -8,16 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.deep import deep, listed
 from support.ranked_faults import MISTAKES_ONE_SHOT, ONE_SHOT, TO_PEERS
 from support.ranks import FAMILIES, Ran, built, execute
 
 SEEDS = (0, 1)  # all in step, and one drawn order
 LONG = 22  # calls
 NAN = 0x7FFF
+ALWAYS = ("missing fence", "one parity for all calls", "looks once", "the sentinel sent as data")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tokens", "calls", "seeds"), [(1, 1, 2, (0,)), (2, 5, LONG, (1,)), (2, 8, 4, (0, 2)), (8, 1, 3, (1,))]
+    ("ranks", "tokens", "calls", "seeds"),
+    [deep(1, 1, 2, (0,)), (2, 5, LONG, (1,)), deep(2, 8, 4, (0, 2)), deep(8, 1, 3, (1,))],
 )
 def test_every_rank_has_the_bits_of_the_sum_in_rank_order_call_after_call(
     ranks: int, tokens: int, calls: int, seeds: tuple[int, ...], tmp_path: Path
@@ -41,7 +44,7 @@ def test_no_input_looks_like_an_empty_mailbox(tmp_path: Path) -> None:
         assert execute(made, family, 3, seed=1).complaints == [], family
 
 
-@pytest.mark.parametrize("name", list(MISTAKES_ONE_SHOT))
+@pytest.mark.parametrize("name", listed(MISTAKES_ONE_SHOT, ALWAYS))
 def test_a_mistake_is_refused_within_two_orders(name: str, tmp_path: Path) -> None:
     mistake = MISTAKES_ONE_SHOT[name]
     made = built(mistake.source, mistake.ranks, 1, tmp_path)
@@ -62,7 +65,7 @@ def _said(ran: Ran, rank: int) -> list[int]:
     return words
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, deep(4)])
 def test_a_rank_that_sends_nothing_is_named_and_every_call_ends(ranks: int, tmp_path: Path) -> None:
     silent, calls = 1, 3
     ran = execute(built(_silent(silent), ranks, 1, tmp_path), "normal", calls, seed=0)

@@ -9,16 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.deep import deep, listed
 from support.ranked_faults import FUSED, MISTAKES_FUSED, SENDS
 from support.ranked_oproj import FAMILIES, built, execute
 
 SEEDS = (0, 1)  # all in step, and one drawn order
 SMEM = 232_448  # bytes that a CTA can have on sm_90a
+ALWAYS = ("missing fence", "one parity for all calls", "a mix that does not wait for the row")
 
 
 @pytest.mark.parametrize(
     ("ranks", "tokens", "variant", "calls", "seed"),
-    [(2, 2, "delta", 5, 1), (2, 1, "prefix_only", 3, 2), (4, 1, "delta", 2, 1), (1, 1, "delta", 2, 0)],
+    [(2, 2, "delta", 5, 1), deep(2, 1, "prefix_only", 3, 2), deep(4, 1, "delta", 2, 1), deep(1, 1, "delta", 2, 0)],
 )
 def test_every_rank_has_the_same_row_and_it_is_right_call_after_call(
     ranks: int, tokens: int, variant: str, calls: int, seed: int, tmp_path: Path
@@ -27,7 +29,7 @@ def test_every_rank_has_the_same_row_and_it_is_right_call_after_call(
     assert ran.complaints == [] and ran.result.calls == (calls,) * ranks
 
 
-@pytest.mark.parametrize("variant", ["delta", "prefix_only"])
+@pytest.mark.parametrize("variant", ["delta", deep("prefix_only")])
 def test_tokens_beyond_the_ctas_that_only_mix_are_mixed_by_those_that_have_projected(
     variant: str, tmp_path: Path
 ) -> None:
@@ -51,7 +53,7 @@ def test_every_family_of_values(tmp_path: Path) -> None:
         assert execute(made, family, 2, seed=0).complaints == [], family
 
 
-@pytest.mark.parametrize("name", list(MISTAKES_FUSED))
+@pytest.mark.parametrize("name", listed(MISTAKES_FUSED, ALWAYS))
 def test_a_mistake_is_refused_within_two_orders(name: str, tmp_path: Path) -> None:
     mistake = MISTAKES_FUSED[name]
     made = built(mistake.source, mistake.ranks, 1, tmp_path)
@@ -77,7 +79,7 @@ def test_a_rank_that_sends_nothing_is_named_and_every_call_ends(tmp_path: Path) 
             assert all(bool(torch.isnan(got[name][rank]).all()) == lost for name in ("out", "prefix")), (call, rank)
 
 
-@pytest.mark.parametrize("tokens", [1, 64])
+@pytest.mark.parametrize("tokens", [deep(1), 64])
 def test_at_full_width_all_blocks_are_resident_one_a_processor(tokens: int, tmp_path: Path) -> None:
     launch = built(FUSED, 2, tokens, tmp_path, dims="k3-tp8").launch
     assert launch.grid[0] == 112 + min(tokens, 20) <= 132

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.deep import deep, listed
 from support.ranked_faults import MISTAKES_TWO_SHOT, SEND_PARTS, TWO_SHOT
 from support.ranks import FAMILIES, Ranked, built, execute
 
 SEEDS = (0, 1)  # all in step, and one drawn order
 SHOTS = 2  # parts and sums have a half of a mailbox each
 NAN = 0x7FFF
+ALWAYS = ("missing fence", "sums that nobody sends", "this rank's part left out")
 
 
 def made(source: str, ranks: int, tokens: int, cache: Path) -> Ranked:
@@ -21,7 +23,8 @@ def made(source: str, ranks: int, tokens: int, cache: Path) -> Ranked:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tokens", "calls", "seed"), [(1, 1, 2, 0), (2, 3, 12, 1), (2, 16, 3, 2), (4, 2, 5, 1), (8, 1, 3, 1)]
+    ("ranks", "tokens", "calls", "seed"),
+    [deep(1, 1, 2, 0), (2, 3, 12, 1), deep(2, 16, 3, 2), (4, 2, 5, 1), deep(8, 1, 3, 1)],
 )
 def test_every_rank_has_the_bits_of_the_sum_in_rank_order_call_after_call(
     ranks: int, tokens: int, calls: int, seed: int, tmp_path: Path
@@ -43,7 +46,7 @@ def test_no_input_looks_like_an_empty_mailbox(tmp_path: Path) -> None:
         assert execute(kernel, family, 3, seed=1).complaints == [], family
 
 
-@pytest.mark.parametrize("name", list(MISTAKES_TWO_SHOT))
+@pytest.mark.parametrize("name", listed(MISTAKES_TWO_SHOT, ALWAYS))
 def test_a_mistake_is_refused_within_two_orders(name: str, tmp_path: Path) -> None:
     mistake = MISTAKES_TWO_SHOT[name]
     kernel = made(mistake.source, mistake.ranks, 1, tmp_path)

@@ -6,6 +6,7 @@ A mistake must be refused within SEEDS: the orders of ranks and warps are drawn 
 from pathlib import Path
 
 import pytest
+from support.deep import deep
 from support.ranked_faults import MISTAKES, SOURCE
 from support.ranks import FAMILIES, built, execute
 
@@ -13,7 +14,7 @@ SEEDS = (0, 1)  # all in step, and one drawn order
 LONG = 22  # calls
 
 
-@pytest.mark.parametrize(("ranks", "tokens", "calls", "seeds"), [(2, 2, LONG, (0, 1)), (8, 1, 3, (1,))])
+@pytest.mark.parametrize(("ranks", "tokens", "calls", "seeds"), [(2, 2, LONG, (0, 1)), deep(8, 1, 3, (1,))])
 def test_every_rank_has_the_bits_of_the_sum_in_rank_order_call_after_call(
     ranks: int, tokens: int, calls: int, seeds: tuple[int, ...], tmp_path: Path
 ) -> None:

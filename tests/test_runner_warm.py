@@ -60,9 +60,9 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture(autouse=True)
-def templates_of_this_test() -> Iterator[None]:
-    """One that an earlier test started may have been started with other variables: then runners start cold here."""
+@pytest.fixture(autouse=True, scope="module")
+def templates_of_these_tests() -> Iterator[None]:
+    """Another file's may have been started with other variables: then runners start cold here."""
     before = dict(warm._templates)
     warm._templates.clear()
     yield
