@@ -24,6 +24,7 @@ from kgen.ops.pack import PACK
 from kgen.ops.ranked_allreduce_residual import RankedAllreduceResidual
 from kgen.ops.ranked_lm_head_argmax import RankedLmHeadArgmax
 from kgen.ops.ranked_mla_dcp_merge import RankedMlaDcpMerge
+from kgen.ops.ranked_moe_front import RankedMoeFront
 from kgen.ops.ranked_moe_tail import RankedMoeTail
 from kgen.ops.ranked_oproj_allreduce_residual import RankedOprojAllreduceResidual
 
@@ -54,6 +55,7 @@ SEVERAL: tuple[type[RankedOp], ...] = (
     RankedMlaDcpMerge,
     RankedOprojAllreduceResidual,
     RankedAllreduceResidual,
+    RankedMoeFront,
     RankedMoeTail,
     RankedLmHeadArgmax,
 )

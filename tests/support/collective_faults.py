@@ -189,3 +189,63 @@ MISTAKES_TAIL: Mapping[str, Mistake] = {
         "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
     ),
 }
+
+FRONT = (CANDIDATES / "moe_front_one_shot.py").read_text()
+ARM_LATENTS = "self.lats.put(self.lats.slot(base, parity, Int32(source), piece), empty)"
+ARM_LOGIT = "self.logits.put_word(self.here(home, parity, token, i * LANES + lane), Int32(SENTINEL))"
+SENDS_LATENTS = """            for peer in cutlass.range_constexpr(self.ranks):
+                if peer != rank:
+"""
+SENDS_LOGITS = "for to in cutlass.range_constexpr(self.ranks):\n"
+LOGIT_HERE = "self.logits.get_word(self.here(home, parity, token"
+
+
+def _front(old: str, new: str, *found: str, family: str = "normal", ranks: int = 2) -> Mistake:
+    return Mistake(((old, new),), found, family, ranks, FRONT)
+
+
+MISTAKES_FRONT: Mapping[str, Mistake] = {
+    "missing fence": _front(FENCE, "", "unordered"),
+    "fence of one device": _front(FENCE, FENCE.replace("sys", "gpu"), "unordered"),
+    "early arming: the parity of the next call": _front(
+        ARM_LOGIT, ARM_LOGIT.replace("parity", "1 - parity"), "unread", "overwritten", "unordered"
+    ),
+    "latents that are not armed again": _front(ARM_LATENTS, "pass", "overwritten"),
+    "logits that are not armed again": _front(ARM_LOGIT, "pass", "overwritten"),
+    "one parity for all calls": _front(
+        "call & (PARITIES - 1)", "Int32(0)", "overwritten", "unread", "unordered", "deadlock"
+    ),
+    "reads the other parity's logits": _front(LOGIT_HERE, LOGIT_HERE.replace("parity", "1 - parity"), "deadlock"),
+    "takes logits that are not there": _front("if bits[i] == SENTINEL:", "if bits[i] == 1:", "not-arrived"),
+    "a peer that no latents go to": _front(
+        SENDS_LATENTS, SENDS_LATENTS.replace("rank:", "rank and peer < self.ranks - 1:"), "deadlock"
+    ),
+    "a rank that no logits go to": _front(SENDS_LOGITS, SENDS_LOGITS.replace("ranks)", "ranks - 1)"), "deadlock"),
+    "latents gathered into another rank's place": _front(
+        "self.of(lat, token, source, c8)", "self.of(lat, token, rank, c8)", "differs from rank 0"
+    ),
+    "a shard of experts left out": _front(
+        "if i * LANES + lane >= self.experts:",
+        "if i * LANES + lane >= self.experts - self.own:",
+        "left out",
+        "ids",
+    ),
+    "experts numbered from the shard": _front("mine, weight = at, score", "mine, weight = at % self.own, score", "ids"),
+    "of equals the higher id": _front("other_at < at", "other_at > at", "tie", "ids", family="exact_ties"),
+    "NaN above all": _front("key = Int32(LEAST)", "key = Int32(TOP)", "ids", "w", family="not_finite"),
+    "zero latents sent as the pair (+0, -0)": _front(
+        "words[w] = low | high", "words[w] = low | high | Int32(SENTINEL)", "sentinel-sent", family="sentinel"
+    ),
+    "zero logits sent as -0": _front(
+        "if word == SENTINEL:\n                    word = Int32(0)",
+        "if word == 0:\n                    word = Int32(SENTINEL)",
+        "sentinel-sent",
+        family="zero_rows",
+    ),
+    "latents by stores that reach one device": _front(PUT, PUT.replace("sys", "gpu"), "race"),
+    "logits by weak stores": _front(PUT_WORD, PUT_WORD.replace(".relaxed.sys", ""), "race"),
+    "loads that reach one device": _front(GET_WORD, GET_WORD.replace("sys", "gpu"), "race"),
+    "a call that is not counted": _front(
+        "state[OWN + cta] = call + 1", "state[OWN + cta] = call", "deadlock", "overwritten", "unread", "unordered"
+    ),
+}
