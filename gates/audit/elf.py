@@ -20,7 +20,7 @@ class ElfError(ValueError):
 
 
 class Section(NamedTuple):
-    index: int
+    number: int
     name: str
     type: int
     flags: int
@@ -103,7 +103,7 @@ class Elf:
     def relocations(self, section: Section) -> Iterator[Relocation]:
         """Relocations (with addend) that apply to `section`."""
         for table in self.sections:
-            if table.type == SHT_RELA and table.info == section.index:
+            if table.type == SHT_RELA and table.info == section.number:
                 data = self.content(table)
                 for where, info, addend in struct.iter_unpack("<QQq", data[: len(data) // 24 * 24]):
                     yield Relocation(where, info >> 32, addend)

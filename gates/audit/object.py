@@ -126,7 +126,7 @@ def _sections(elf: Elf) -> None:
         if section.type in (SHT_INIT, SHT_PREINIT) or section.name.startswith((".init", ".ctors", ".preinit")):
             raise AuditError("audit.constructor", f"section {section.name} would run code when it is loaded")
         if section.type == SHT_FINI or section.name.startswith((".fini", ".dtors")):
-            _only_unload(elf, section.index)
+            _only_unload(elf, section.number)
         name = section.name.removeprefix(".rela")
         if name and (name not in SECTIONS or section.flags & SHF_TLS or section.type == SHT_REL):
             raise AuditError("audit.section", f"unexpected section {section.name}")
