@@ -22,7 +22,6 @@ OF_ONE_SPACE = (
     "mla_kv_append",
     "mla_out_gate",
     "mla_q",
-    "moe_experts",
     "moe_router",
     "moe_tail",
     "oproj_allreduce_residual",
