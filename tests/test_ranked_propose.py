@@ -87,6 +87,8 @@ def test_the_run_keeps_what_was_declared_and_the_prompt_asked_for_it(
     assert build.symmetric == (SymmetricBuffer("box", "bf16", (2, 1, 256), 2, PAIR_SENTINEL),)
     prompt = (home / "desk" / "0001-prompt.md").read_text()
     assert "This run builds at: ranks=2" in prompt and "symmetric(dims, tokens, arch)" in prompt
+    report = (the_run(home).path / "report.md").read_text()
+    assert "kgen kit" in report and "kgen ingest" not in report  # what a kit of ranks writes is a record to read
 
 
 def test_a_missing_fence_is_refused_with_the_rule_and_what_mends_it(tmp_path: Path) -> None:

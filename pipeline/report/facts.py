@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from kgen.gates import kinds
 from kgen.gates.contract import GATE_CONTRACT
 from kgen.loop.settings import ARCHS
 from kgen.records import BuildRecord, Status
@@ -174,7 +175,8 @@ def reproduce(doc: Document) -> str:
     if doc.settings.proposer in ASKED:
         lines = [f"# was: {lines[0]}", f"{_matrix(doc)} --replay {doc.run.id}"]
     lines += [f"kgen kit {doc.run.id} -o kit.pyz   # then, on a GPU host: python kit.pyz"]
-    lines += ["kgen ingest evidence.json --raw raw.json.xz", f"kgen report {doc.run.id}"]
+    lines += ["kgen ingest evidence.json --raw raw.json.xz"] if kinds.of(doc.op).here else []
+    lines += [f"kgen report {doc.run.id}"]
     return "\n".join(lines)
 
 
