@@ -71,7 +71,7 @@ def test_a_rank_that_sends_nothing_is_named_and_every_call_ends(tmp_path: Path) 
     deaf = impatient.replace(SENDS, SENDS.replace("peer != rank", "peer != rank and rank == 0"))
     ran = execute(built(deaf, 2, 1, tmp_path), "normal", 2, seed=0)
     assert ran.result.calls == (2, 2)
-    words = [of["words"].view(np.int32)[:2].tolist() for of in ran.result.outputs]
+    words = [of["workspace0"].view(np.int32)[:2].tolist() for of in ran.result.outputs]
     assert words == [[2, 1], [1, 2]]  # rank 0 missed rank 1 in call 0, and then sent nothing in call 1
     for call, got in enumerate(ran.outputs):
         for rank in range(2):
