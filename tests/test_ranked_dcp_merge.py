@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.collective_faults import MERGE, MISTAKES_MERGE, TO_OWNERS
+from support.deep import listed
 from support.ranked_run import built, execute, refused
 
 from kgen.contract.op import Values
@@ -23,6 +24,15 @@ OP = RankedMlaDcpMerge()
 FAMILIES = tuple(f.name for f in OP.families)
 HEADS = 2  # of a rank
 SMEM = 232_448  # bytes that a CTA can have on sm_90a
+EVERY_RUN = (
+    "missing fence",
+    "lses that are not armed again",
+    "reads the other parity's lses",
+    "a rank left out of the mean",
+    "rows of another owner's head",
+    "the sentinel sent as an lse",
+    "lses by weak stores",
+)
 
 
 def drawn(family: str, ranks: str = "4", tokens: int = 3) -> tuple[Problem, Values]:
@@ -101,7 +111,7 @@ def test_every_family_of_values(tmp_path: Path) -> None:
         assert execute(made, family, 2, seed=0).complaints == [], family
 
 
-@pytest.mark.parametrize("name", list(MISTAKES_MERGE))
+@pytest.mark.parametrize("name", listed(MISTAKES_MERGE, EVERY_RUN))
 def test_a_mistake_is_refused_within_two_orders(name: str, tmp_path: Path) -> None:
     mistake = MISTAKES_MERGE[name]
     assert refused(built(OP, mistake.source, mistake.ranks, 1, tmp_path), mistake.family, mistake.found)

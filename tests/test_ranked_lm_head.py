@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.collective_faults import HEAD, MISTAKES_HEAD, SEND_PAIR
+from support.deep import listed
 from support.ranked_run import built, execute, refused
 
 from kgen.contract.op import Values
@@ -19,6 +20,16 @@ from kgen.records import Problem
 
 OP = RankedLmHeadArgmax()
 FAMILIES = tuple(f.name for f in OP.families)
+EVERY_RUN = (
+    "missing fence",
+    "no arming",
+    "reads the other parity",
+    "a rank left out of the choice",
+    "of equals the highest",
+    "zeros sent as -0",
+    "weak stores",
+    "CTAs that are counted with no order",
+)
 
 
 def drawn(family: str, ranks: str = "4", tokens: int = 4) -> tuple[Problem, Values, Outputs]:
@@ -87,7 +98,7 @@ def test_every_family_of_values(tmp_path: Path) -> None:
         assert execute(made, family, 2, seed=0).complaints == [], family
 
 
-@pytest.mark.parametrize("name", list(MISTAKES_HEAD))
+@pytest.mark.parametrize("name", listed(MISTAKES_HEAD, EVERY_RUN))
 def test_a_mistake_is_refused_within_two_orders(name: str, tmp_path: Path) -> None:
     mistake = MISTAKES_HEAD[name]
     assert refused(built(OP, mistake.source, mistake.ranks, 1, tmp_path), mistake.family, mistake.found)

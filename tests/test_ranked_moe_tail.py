@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.collective_faults import MISTAKES_TAIL, SENDS_PIECE, TAIL
+from support.deep import listed
 from support.ranked_run import built, execute, refused
 
 from kgen.contract.op import Values
@@ -21,6 +22,15 @@ from kgen.records import Problem
 OP = RankedMoeTail()
 FAMILIES = tuple(f.name for f in OP.families)
 SMEM = 232_448  # bytes that a CTA can have on sm_90a
+EVERY_RUN = (
+    "missing fence",
+    "no arming",
+    "reads the other parity",
+    "another order of the sums",
+    "columns gathered into another rank's place",
+    "the sentinel sent as data",
+    "a wait for the rows that orders nothing",
+)
 
 
 def drawn(family: str, ranks: str = "4", tokens: int = 4) -> tuple[Problem, Values]:
@@ -103,7 +113,7 @@ def test_every_family_of_values(tmp_path: Path) -> None:
         assert execute(made, family, 2, seed=0).complaints == [], family
 
 
-@pytest.mark.parametrize("name", list(MISTAKES_TAIL))
+@pytest.mark.parametrize("name", listed(MISTAKES_TAIL, EVERY_RUN))
 def test_a_mistake_is_refused_within_two_orders(name: str, tmp_path: Path) -> None:
     mistake = MISTAKES_TAIL[name]
     assert refused(built(OP, mistake.source, mistake.ranks, 1, tmp_path), mistake.family, mistake.found)
