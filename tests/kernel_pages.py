@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bounding import page
 from support import kernel_tables as tables
-from support import layers_measured, ranks_measured, ranks_model, vllm_served
+from support import layers_measured, ranks_measured, ranks_model, staged, vllm_served
 from support.checkout import ROOT
 from support.committed import SET, Timed, evidence, promoted, serving, timed
 from support.vllm_served import wrapped
@@ -237,6 +237,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "served_headline": vllm_served.headline,
     "ranks": ranks_measured.region,
     "ranks_model": ranks_model.region,
+    "staged": staged.region,
 }
 
 

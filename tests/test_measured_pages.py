@@ -1,8 +1,9 @@
 """docs/layers.md and docs/ranks.md say what their committed records say."""
 
 import kernel_pages
-from support import layers_measured, ranks_measured
+from support import layers_measured, ranks_measured, staged
 from support.checkout import ROOT
+from support.committed import promoted, serving
 
 from kgen.gates.ranks.job import OPS
 from kgen.records import Candidate, Origin, Status
@@ -33,3 +34,18 @@ def test_the_record_of_ranks_passed_in_every_part_that_decides() -> None:
     assert found.verdict is Status.PASS and not [row for row in found.rows if row.complaint]
     assert all(ended[name] is Status.PASS for name in ("check", "time", "endure", "lose"))
     assert max(row.calls for row in found.rows if row.what == "first capture") >= 10_000
+
+
+def test_the_record_of_another_architecture_has_every_source_that_serves_under_today_s_contract() -> None:
+    rows = {row["candidate"]: row for row in staged.rows()}
+    assert set(rows) == {p.candidate for op in promoted() for p in serving(op)}
+    assert not [row["op"] for row in rows.values() if staged.stale(row)], "python benchmarks/staged.py"
+
+
+def test_a_source_that_is_not_built_everywhere_or_not_right_is_not_staged() -> None:
+    row = staged.rows()[0]
+    assert staged.staged(row)
+    dims = next(iter(row["dims"]))
+    assert not staged.staged({**row, "dims": {**row["dims"], dims: {"asked": 11, "code": "compile.trace"}}})
+    assert not staged.staged({**row, "interpreter": {"code": "numeric.ptx_unsupported"}})
+    assert not staged.staged({name: value for name, value in row.items() if name != "interpreter"})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.collective_faults import FRONT, MISTAKES_FRONT, SENDS_LATENTS
-from support.deep import listed
+from support.deep import deep, listed
 from support.ranked_run import built, execute, refused
 
 from kgen.contract.op import Values
@@ -22,15 +22,7 @@ from kgen.records import Problem
 OP = RankedMoeFront()
 FAMILIES = tuple(f.name for f in OP.families)
 SMEM = 232_448  # bytes that a CTA can have on sm_90a
-EVERY_RUN = (
-    "missing fence",
-    "logits that are not armed again",
-    "takes logits that are not there",
-    "a shard of experts left out",
-    "of equals the higher id",
-    "zero logits sent as -0",
-    "loads that reach one device",
-)
+EVERY_RUN = ("missing fence", "takes logits that are not there", "zero logits sent as -0")
 
 
 def drawn(family: str, ranks: str = "4", tokens: int = 4) -> tuple[Problem, Values]:
@@ -77,7 +69,7 @@ def test_a_rank_that_routes_by_its_own_experts_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tokens", "calls", "seed"), [(2, 3, 5, 1), (1, 1, 2, 0), (4, 1, 2, 1), (2, 16, 1, 0)]
+    ("ranks", "tokens", "calls", "seed"), [(2, 3, 5, 1), deep(1, 1, 2, 0), deep(4, 1, 2, 1), deep(2, 16, 1, 0)]
 )
 def test_every_rank_has_the_same_experts_and_latent_and_they_are_right_call_after_call(
     ranks: int, tokens: int, calls: int, seed: int, tmp_path: Path
@@ -118,7 +110,7 @@ def test_a_rank_that_sends_no_latents_is_named_and_every_call_ends(tmp_path: Pat
     assert bool(last["lat"][0, :, 64:].isnan().all()) and bool(last["lat"][1, :, :64].isnan().all())
 
 
-@pytest.mark.parametrize(("ranks", "tokens"), [(2, 1), (2, 64), (16, 64)])
+@pytest.mark.parametrize(("ranks", "tokens"), [deep(2, 1), (2, 64), deep(16, 64)])
 def test_at_full_width_all_blocks_are_resident_one_a_processor(ranks: int, tokens: int, tmp_path: Path) -> None:
     launch = built(OP, FRONT, ranks, tokens, tmp_path, "k3-tp8").launch
     assert launch.grid[0] <= 132 and launch.dynamic_smem <= SMEM

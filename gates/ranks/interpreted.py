@@ -83,7 +83,7 @@ class Bench:
         spec = self.spec
         scalars = {RANK: rank, **{s.name: values[s.name] for s in self.op.scalars}}
         sampled = arguments(self.op, spec.problem, spec.workspaces, spec.symmetric)
-        given = tuple(replace(a, value=scalars[a.name]) if a.shape is None else a for a in sampled)
+        given = tuple(replace(a, value=float(scalars[a.name])) if a.shape is None else a for a in sampled)
         if given not in self.recorded:
             data = Path(spec.object).read_bytes()
             recorder = Recorder(choose(), self.cache.parent / "recorder")

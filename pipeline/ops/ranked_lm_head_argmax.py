@@ -87,7 +87,8 @@ class RankedLmHeadArgmax(RankedOp):
     def inputs(self, problem: Problem, family: str, seed: int, device: str) -> Values:
         ranks, own = ranks_of(problem), family in ("twins", "sentinel")
         drawn = WHOLE.inputs(_of_whole(problem), "normal" if own else family, seed, device)
-        h, w = tensor(drawn, "h"), tensor(drawn, "w_head").unflatten(0, (ranks, -1))
+        h, whole = tensor(drawn, "h"), tensor(drawn, "w_head")
+        w = whole.reshape(ranks, -1, whole.shape[-1])
         if family == "twins":
             w = w[:1].expand_as(w)
         elif family == "sentinel":

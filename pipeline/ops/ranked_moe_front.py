@@ -113,7 +113,8 @@ class RankedMoeFront(RankedOp):
             m, w_router, w_latent = torch.zeros_like(m), -w_router.abs(), -w_latent.abs()
             m[:, 1], w_router[:, 1], w_latent[:, 1] = VANISHING, -VANISHING, -VANISHING
         common = {"m": m, "bias": tensor(drawn, "bias")}
-        own = {"w_router": w_router.unflatten(0, (ranks, -1)), "w_latent": w_latent.unflatten(0, (ranks, -1))}
+        shards = {"w_router": w_router, "w_latent": w_latent}
+        own = {name: w.reshape(ranks, -1, w.shape[-1]) for name, w in shards.items()}
         return {**{k: shared_by_all(v, ranks) for k, v in common.items()}, **own, "scale": drawn["scale"]}
 
     def stock(self, problem: Problem, compile: Callable[..., Callable[..., object]] | None = None) -> StockFn:

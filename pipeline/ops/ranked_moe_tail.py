@@ -95,7 +95,8 @@ class RankedMoeTail(RankedOp):
         if family == "sentinel":
             for sent in (part, shared):
                 sent[:, ::2, 1::2], sent[:, ::2, ::2] = -0.0, 0.0
-        w_up = tensor(drawn, "w_up").unflatten(0, (ranks, -1))
+        whole = tensor(drawn, "w_up")
+        w_up = whole.reshape(ranks, -1, whole.shape[-1])
         gamma = shared_by_all((1 + SPREAD * (tensor(drawn, "gamma").float() - 1)).to(torch.bfloat16), ranks)
         return {"part": part, "shared": shared, "gamma": gamma, "w_up": w_up, "eps": drawn["eps"]}
 
