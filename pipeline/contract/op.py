@@ -209,10 +209,11 @@ class Registry:
         return {**self.ops, **self.ranked}
 
     def get(self, name: str) -> Op:
-        """Raises ValueError (one line, with the names that look alike, or all of them) for an unknown op."""
+        """Raises ValueError (one line, with the names that look alike, or those of one rank) for an unknown op."""
         if (found := self.ops.get(name) or self.ranked.get(name)) is not None:
             return found
         every = sorted(self.every)
         near = [known for known in every if name in known.split("_")] or difflib.get_close_matches(name, every, n=3)
-        told = f"did you mean {', '.join(near)}?" if near else f"known ops: {', '.join(every)}"
+        more = f"; of several ranks {len(self.ranked)} more: kgen ops" if self.ranked else ""
+        told = f"did you mean {', '.join(near)}?" if near else f"known ops: {', '.join(sorted(self.ops))}{more}"
         raise ValueError(f"unknown op {name!r}; {told}")
