@@ -305,12 +305,12 @@ def _judge_check(
         answer = judge.expected(op, problem, values)
         got = tensors(refs)
         judged = judge.judge_outputs(op, problem, values, got, answer, what, seed)
-        _note(op, check.true_tokens or problem.tokens, judged, got, answer, 1, places)
+        note(op, check.true_tokens or problem.tokens, judged, got, answer, 1, places)
         rows += judged
     return rows
 
 
-def _note(
+def note(
     op: Op,
     tokens: int,
     rows: Sequence[judge.Row],
@@ -318,13 +318,15 @@ def _note(
     answer: judge.Expected,
     step: int,
     places: localise.Places,
+    leading: Sequence[str] = (),
 ) -> None:
-    """Remembers how these comparisons ended; where one failed, the places of its worst elements."""
+    """Remembers how these comparisons ended; where one failed, the places of its worst elements. `leading`: axes of
+    the tensors before those that the op names."""
     shapes = {t.name: t.shape for t in op.tensors}
     for row in (r for r in rows if r.output):
         places.note(tokens, row.what, row.output, step, row.strain, bool(row.complaint))
         if row.complaint and places.wants(row.what, row.output):
-            axes = [str(symbol) for symbol in shapes[row.output]]
+            axes = [*leading, *(str(symbol) for symbol in shapes[row.output])]
             where = localise.localise(got[row.output], answer.rounded[row.output], row.allowed_rounded, axes)
             places.add(row.problem, row.what, row.output, step, where)
 
@@ -346,6 +348,6 @@ def _judge_steps(
         if step in kept:
             what = check.family
             judged = judge.judge_outputs(op, problem, chain.before, kept[step], answer, what, seed, step + 1)
-            _note(op, problem.tokens, judged, kept[step], answer, step + 1, places)
+            note(op, problem.tokens, judged, kept[step], answer, step + 1, places)
             rows += judged
     return rows

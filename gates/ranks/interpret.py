@@ -121,26 +121,7 @@ def _rows(
             before, made = cut(op, problem, values, check.true_tokens), 1
             answer = judge.expected(op, problem, before)
         judged = judge.judge_outputs(op, problem, before, kept[call], answer, check.what, check.seed, made)
-        _note(op, check, judged, kept[call], answer, made, places)
+        tokens = check.true_tokens or problem.tokens
+        numeric.note(op, tokens, judged, kept[call], answer, made, places, leading=("rank",))
         rows += judged
     return rows
-
-
-def _note(
-    op: Op,
-    check: Interleaving,
-    rows: Sequence[judge.Row],
-    got: Mapping[str, torch.Tensor],
-    answer: judge.Expected,
-    step: int,
-    places: localise.Places,
-) -> None:
-    """Remembers how these comparisons ended, and on which rank and where the failing ones are wrong."""
-    shapes = {t.name: t.shape for t in op.tensors}
-    for row in (r for r in rows if r.output):
-        tokens = check.true_tokens or int(got[row.output].shape[1])
-        places.note(tokens, row.what, row.output, step, row.strain, bool(row.complaint))
-        if row.complaint and places.wants(row.what, row.output):
-            axes = ["rank", *(str(symbol) for symbol in shapes[row.output])]
-            where = localise.localise(got[row.output], answer.rounded[row.output], row.allowed_rounded, axes)
-            places.add(row.problem, row.what, row.output, step, where)
