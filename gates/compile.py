@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -46,7 +46,6 @@ from kgen.records import (
     GateResult,
     Problem,
     Status,
-    SymmetricBuffer,
     sha256_bytes,
     to_json,
 )
@@ -261,18 +260,7 @@ class CompileGate(BuildGate):
             built = self.builder.build(*asked)
         if isinstance(built, Built):
             try:
-                symmetric = declared(self.op, problem, built.symmetric)
-                record, cubin = audited(
-                    candidate,
-                    problem,
-                    built,
-                    functools.partial(arguments, self.op, problem, built.workspaces, symmetric),
-                    self._recorder,
-                    by=self._cache.compiler,
-                    isolation=self.builder.level.label,
-                    defect=defect,
-                    symmetric=symmetric,
-                )
+                record, cubin = self._audit(candidate, problem, defect, built)
                 return passed(self._cache.keep(key, record, built.object, built.ptx, cubin.data))
             except AuditError as error:
                 built = BuildFailure(error.code, str(error), built.seconds, lasts=error.code not in RAN)
@@ -281,48 +269,36 @@ class CompileGate(BuildGate):
             self._cache.fail(key, outcome)
         return outcome
 
-
-def audited(
-    candidate: Candidate,
-    problem: Problem,
-    built: Built,
-    called: Callable[[], Sequence[Argument]],
-    recorder: Recorder,
-    *,
-    by: Compiler,
-    isolation: str,
-    defect: str = "",
-    symmetric: tuple[SymmetricBuffer, ...] = (),
-) -> tuple[BuildRecord, Cubin]:
-    """The audited record of a build, and the machine code in it. `called`: what the exported function is called with,
-    workspaces last; asked once their dtypes are known to be some. Raises AuditError or RecorderError."""
-    cubin = objects.check(built.object, problem.arch)
-    if strange := [dtype for dtype, _ in built.workspaces if dtype not in DTYPES]:  # a forged result
-        raise AuditError("audit.workspace", f"a workspace of the unknown dtype {strange[0]}")
-    call = called()
-    if sum(_bytes(a) for a in call[len(call) - len(built.workspaces) :]) > MAX_WORKSPACE_BYTES:
-        raise AuditError("audit.workspace", f"workspaces exceed {MAX_WORKSPACE_BYTES} bytes")
-    launches = recorder.record(built.object, cubin, call)
-    limits.check(cubin, launches)
-    record = BuildRecord(
-        candidate=candidate.id,
-        problem=problem,
-        function=FUNCTION,
-        object_sha256=sha256_bytes(built.object),
-        object_bytes=len(built.object),
-        cubin_sha256=cubin.sha256,
-        kernels=cubin.kernels,
-        launches=launches,
-        workspaces=built.workspaces,
-        compiler=by,
-        isolation=isolation,
-        compile_seconds=built.seconds,
-        ptx=ptx.facts(built.ptx),
-        design=built.design,
-        defect=defect,
-        symmetric=symmetric,
-    )
-    return record, cubin
+    def _audit(self, candidate: Candidate, problem: Problem, defect: str, built: Built) -> tuple[BuildRecord, Cubin]:
+        """The audited record of a build, and the machine code in it. Raises AuditError or RecorderError."""
+        symmetric = declared(self.op, problem, built.symmetric)
+        cubin = objects.check(built.object, problem.arch)
+        if strange := [dtype for dtype, _ in built.workspaces if dtype not in DTYPES]:  # a forged result
+            raise AuditError("audit.workspace", f"a workspace of the unknown dtype {strange[0]}")
+        call = arguments(self.op, problem, built.workspaces, symmetric)
+        if sum(_bytes(a) for a in call[len(call) - len(built.workspaces) :]) > MAX_WORKSPACE_BYTES:
+            raise AuditError("audit.workspace", f"workspaces exceed {MAX_WORKSPACE_BYTES} bytes")
+        launches = self._recorder.record(built.object, cubin, call)
+        limits.check(cubin, launches)
+        record = BuildRecord(
+            candidate=candidate.id,
+            problem=problem,
+            function=FUNCTION,
+            object_sha256=sha256_bytes(built.object),
+            object_bytes=len(built.object),
+            cubin_sha256=cubin.sha256,
+            kernels=cubin.kernels,
+            launches=launches,
+            workspaces=built.workspaces,
+            compiler=self._cache.compiler,
+            isolation=self.builder.level.label,
+            compile_seconds=built.seconds,
+            ptx=ptx.facts(built.ptx),
+            design=built.design,
+            defect=defect,
+            symmetric=symmetric,
+        )
+        return record, cubin
 
 
 def _earlier(keys: Sequence[str]) -> str:

@@ -6,19 +6,15 @@ Not covered: whether the kernel keeps the rules of a mailbox (the interpreter of
 from collections.abc import Sequence
 
 from kgen.contract import Op
-from kgen.contract.ranks import RankedOp, Symmetric
+from kgen.contract.ranks import RankedOp
 from kgen.gates.audit.object import AuditError
+from kgen.gates.ranks.job import buffer
 from kgen.gates.signature import RANK
 from kgen.records import Problem, SymmetricBuffer
 
 CODE = "audit.symmetric"
 MAX_BYTES = 256 << 20  # of all buffers of one instance on one rank
 Entry = tuple[str, str, tuple[int, ...], int, int | None]  # name, dtype, shape of a parity, parities, sentinel
-
-
-def buffer(of: SymmetricBuffer) -> Symmetric:
-    """With the contract's rules. Raises ValueError (one line) for a declaration that cannot be."""
-    return Symmetric(of.name, of.dtype, of.shape, of.parities, of.sentinel)
 
 
 def declared(op: Op, problem: Problem, entries: Sequence[Entry]) -> tuple[SymmetricBuffer, ...]:

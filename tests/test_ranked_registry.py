@@ -11,13 +11,14 @@ import pytest
 from support.requests import request
 
 from kgen.contract.ranks import AXIS, PAIR_SENTINEL, RankedOp
-from kgen.gates.ranks.build import ranked_arguments
-from kgen.gates.ranks.job import OPS, Declared
+from kgen.gates.ranks.job import OPS
+from kgen.gates.signature import arguments
 from kgen.ops import RANKED, REGISTRY
 from kgen.proposers import ranked_notes
 from kgen.proposers.render import packaged
+from kgen.records import SymmetricBuffer
 
-BOX = Declared("NAME", "bf16", (2, 1, 256), 2, PAIR_SENTINEL)
+BOX = SymmetricBuffer("NAME", "bf16", (2, 1, 256), 2, PAIR_SENTINEL)
 
 
 def prompt(folder: Path, op: str) -> str:
@@ -36,7 +37,7 @@ def test_they_are_found_by_name_and_a_slip_names_them() -> None:
 def test_the_order_of_arguments_that_is_told_is_the_order_of_the_call(name: str) -> None:
     op = RANKED[name]
     problem = op.problem("nano", 1, "sm_90a")
-    called = [a.name for a in ranked_arguments(op, problem, (BOX,), (("i32", (4,)),))]
+    called = [a.name for a in arguments(op, problem, (("i32", (4,)),), (BOX,))]
     told = re.findall(r"`(\w+)`", ranked_notes.order(op, problem))
     assert called[-1] == "workspace0" and told == [*called[:-1], "stream"]
 

@@ -34,7 +34,7 @@ def test_a_pack_holds_the_audited_objects_and_their_mailboxes_and_runs_only_wher
     source = (CANDIDATES / "sum_over_ranks.py").read_text()
     problems = [OP.problem("nano", tokens, "sm_90a", {AXIS: "2"}) for tokens in (1, 2)]
     built = build_all(OP, Candidate(OP.name, source, Origin("file", {})), problems, shared(), tmp_path)
-    (box,) = built[1][0].symmetric
+    (box,) = built[1][0].record.symmetric
     assert (box.name, box.shape, box.parities, box.sentinel) == ("box", (2, 2, 256), 2, 0x8000_0000)
     file = pack(built, tmp_path / "ranks.pyz", tmp_path, pythons=(HERE,), flavours=("cu12",))
     table, files = unpacked(file.path)

@@ -6,29 +6,14 @@ Not covered: mutants.
 from pathlib import Path
 
 from kgen.contract.ranks import RankedOp
-from kgen.gates.audit.recorder import Argument
 from kgen.gates.builder.pool import Builder
-from kgen.gates.builder.protocol import Signature
 from kgen.gates.compile import CompileGate
-from kgen.gates.ranks.job import Carried, Declared
-from kgen.gates.signature import arguments, signature
+from kgen.gates.ranks.job import Carried
 from kgen.records import Candidate, Problem
 
 
 class NotBuilt(ValueError):
     """The candidate cannot be built for a problem; one line, with the code of the compile gate."""
-
-
-def ranked_signature(op: RankedOp, problem: Problem) -> Signature:
-    """The op's arguments and `rank`; the builder adds the symmetric buffers between tensors and scalars."""
-    return signature(op, problem)
-
-
-def ranked_arguments(
-    op: RankedOp, problem: Problem, symmetric: tuple[Declared, ...], workspaces: tuple[tuple[str, tuple[int, ...]], ...]
-) -> list[Argument]:
-    """Arguments of the exported function in call order."""
-    return arguments(op, problem, workspaces, symmetric)
 
 
 def build_all(

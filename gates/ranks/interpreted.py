@@ -25,6 +25,7 @@ from kgen.gates.ptx import Buffer, Limits
 from kgen.gates.ptx.ranks import RankResult, Shared
 from kgen.gates.ptx.ranks import run as interpret
 from kgen.gates.ranks.interleaving import Interleaving, cut, drawn
+from kgen.gates.ranks.job import buffer
 from kgen.gates.rows import pad
 from kgen.gates.runner.buffers import POISON, SECOND_POISON
 from kgen.gates.runner.interpreted import CODES
@@ -32,7 +33,6 @@ from kgen.gates.runner.job import LoadSpec
 from kgen.gates.runner.out import Out
 from kgen.gates.sandbox import choose
 from kgen.gates.signature import RANK, arguments
-from kgen.gates.symmetric import buffer
 from kgen.ops import REGISTRY
 from kgen.records import Launch, from_json
 

@@ -13,13 +13,9 @@ ARTEFACT, STANDIN = "artefact", "stand-in"
 CUDA, CPU = "cuda", "cpu"
 
 
-@dataclass(frozen=True)
-class Declared(SymmetricBuffer):
-    """A symmetric buffer as the candidate declares it (kgen.contract.ranks.Symmetric says what the fields mean)."""
-
-    def buffer(self) -> Symmetric:
-        """Raises ValueError for a declaration that cannot be."""
-        return Symmetric(self.name, self.dtype, self.shape, self.parities, self.sentinel)
+def buffer(of: SymmetricBuffer) -> Symmetric:
+    """As a candidate declares it, with the contract's rules. Raises ValueError (one line) for one that cannot be."""
+    return Symmetric(of.name, of.dtype, of.shape, of.parities, of.sentinel)
 
 
 @dataclass(frozen=True)
@@ -30,11 +26,6 @@ class Carried:
     record: BuildRecord
     variant: str = ""
 
-    @property
-    def symmetric(self) -> tuple[Declared, ...]:
-        """What its record says was declared."""
-        return tuple(Declared(s.name, s.dtype, s.shape, s.parities, s.sentinel) for s in self.record.symmetric)
-
 
 @dataclass(frozen=True)
 class RankedSpec:
@@ -43,7 +34,7 @@ class RankedSpec:
     SCHEMA: ClassVar[str] = "kgen.ranked-load/1"
     problem: Problem
     engine: str
-    symmetric: tuple[Declared, ...]
+    symmetric: tuple[SymmetricBuffer, ...]
     workspaces: tuple[tuple[str, tuple[int, ...]], ...]
     object: str = ""  # path
     object_sha256: str = ""
@@ -68,7 +59,7 @@ def spec(carried: Carried, object_path: Path) -> RankedSpec:
     return RankedSpec(
         problem=record.problem,
         engine=ARTEFACT,
-        symmetric=carried.symmetric,
+        symmetric=record.symmetric,
         workspaces=record.workspaces,
         object=str(object_path.resolve()),
         object_sha256=record.object_sha256,

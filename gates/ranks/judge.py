@@ -14,7 +14,7 @@ from kgen.contract.ranks import in_rank_order, stacked
 from kgen.gates import judge
 from kgen.gates.ranks import baselines, endure, timed
 from kgen.gates.ranks.digest import digest
-from kgen.gates.ranks.job import RankedSpec
+from kgen.gates.ranks.job import RankedSpec, buffer
 from kgen.gates.ranks.record import CheckRow, TimedPoint
 from kgen.gates.runner.host import Outcome
 from kgen.gates.runner.numeric import step_seed
@@ -91,7 +91,7 @@ def _against_reference(
 def mailboxes(spec: RankedSpec, outcomes: Sequence[Outcome]) -> list[CheckRow]:
     """After all ranks returned: every mailbox armed as declared."""
     rows: list[CheckRow] = []
-    buffers = {d.name: d.buffer() for d in spec.symmetric}
+    buffers = {d.name: buffer(d) for d in spec.symmetric}
     for records in together(outcomes, "contents"):
         if records[0]["problem"] != spec.label:
             continue

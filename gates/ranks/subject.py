@@ -19,7 +19,7 @@ import torch
 
 from kgen.contract import Values
 from kgen.contract.ranks import as_sent, ranks_of
-from kgen.gates.ranks.job import STANDIN, RankedSpec
+from kgen.gates.ranks.job import STANDIN, RankedSpec, buffer
 from kgen.gates.ranks.store import PeerLost
 from kgen.gates.ranks.transport import Mapped, Transport
 from kgen.gates.runner.buffers import Buffer, BufferSet, guarded
@@ -42,10 +42,10 @@ class Subject(Protocol):
 
 def load(spec: RankedSpec, rank: int, transport: Transport, device: str, cache: Path) -> Subject:
     """Shares the symmetric buffers and loads the object. Raises TransportError, PeerLost, and what linking raises."""
-    mapped = tuple(transport.share(each.buffer()) for each in spec.symmetric)
+    mapped = tuple(transport.share(buffer(each)) for each in spec.symmetric)
     work = tuple(guarded(shape, dtype, device) for dtype, shape in spec.workspaces)
-    for buffer in work:
-        buffer.data.zero_()
+    for each in work:
+        each.data.zero_()
     if spec.engine == STANDIN:
         return StandIn(spec, rank, mapped, work)
     return ArtefactRank(spec, rank, mapped, work, cache)

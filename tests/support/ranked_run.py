@@ -20,9 +20,9 @@ from kgen.gates.audit.recorder import Recorder
 from kgen.gates.builder.outcome import Built
 from kgen.gates.ptx import Buffer
 from kgen.gates.ptx.ranks import RankResult, Shared, run
-from kgen.gates.ranks.build import ranked_arguments, ranked_signature
-from kgen.gates.ranks.job import Declared
-from kgen.records import Launch, LaunchArg, Problem
+from kgen.gates.ranks.job import buffer
+from kgen.gates.signature import arguments, signature
+from kgen.records import Launch, LaunchArg, Problem, SymmetricBuffer
 
 ARCH = "sm_90a"
 SEEDS = (0, 1)  # orders that must show a mistake: all in step, and one drawn order
@@ -46,15 +46,15 @@ class Ranked:
 
 def built(op: RankedOp, source: str, ranks: int, tokens: int, cache: Path, dims: str = "nano", **axes: str) -> Ranked:
     problem = op.problem(dims, tokens, ARCH, {AXIS: str(ranks), **axes})
-    made = builder().build(source, ranked_signature(op, problem))
+    made = builder().build(source, signature(op, problem))
     assert isinstance(made, Built), made.message
-    declared = tuple(Declared(*entry) for entry in made.symmetric)
-    arguments = ranked_arguments(op, problem, declared, made.workspaces)
+    declared = tuple(SymmetricBuffer(*entry) for entry in made.symmetric)
+    call = arguments(op, problem, made.workspaces, declared)
     recorder = Recorder(builder().level, cache)
-    (launch,) = recorder.record(made.object, objects.check(made.object, ARCH), arguments)
-    names = [a.name for a in arguments[-len(made.workspaces) :]]
+    (launch,) = recorder.record(made.object, objects.check(made.object, ARCH), call)
+    names = [a.name for a in call[-len(made.workspaces) :]]
     spaces = dict(zip(names, made.workspaces, strict=True))
-    return Ranked(op, made.ptx, launch, problem, tuple(d.buffer() for d in declared), spaces)
+    return Ranked(op, made.ptx, launch, problem, tuple(buffer(d) for d in declared), spaces)
 
 
 def raw(tensor: torch.Tensor) -> np.ndarray:

@@ -7,16 +7,16 @@ from typing import Any
 
 from kgen.contract.ranks import AXIS
 from kgen.gates.ranks import host
-from kgen.gates.ranks.job import OPS, STANDIN, Declared, RankedSpec
+from kgen.gates.ranks.job import OPS, STANDIN, RankedSpec
 from kgen.gates.ranks.subject import StandIn
-from kgen.records import to_json
+from kgen.records import SymmetricBuffer, to_json
 
 OP = OPS["ranked_allreduce_residual"]
 
 
 def standin(fault: str = "", tokens: int = 2, ranks: int = 2) -> RankedSpec:
     problem = OP.problem("nano", tokens, "sm_90a", {AXIS: str(ranks)})
-    box = Declared("box", "bf16", (ranks, tokens, OP.sizes(problem)["hidden"]), 2, 0x8000_0000)
+    box = SymmetricBuffer("box", "bf16", (ranks, tokens, OP.sizes(problem)["hidden"]), 2, 0x8000_0000)
     return RankedSpec(problem, STANDIN, (box,), StandIn.WORKSPACES, candidate="stand-in", fault=fault)
 
 
